@@ -2,9 +2,7 @@
 
 import os
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # workers share the cores: one thread each, set before jax and NumPy start
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: one thread each, set before jax and NumPy start
     flags = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     for name in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

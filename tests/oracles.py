@@ -23,9 +23,7 @@ def gaussian_log_density(point: np.ndarray, mean: np.ndarray, covariance: np.nda
     return float(-0.5 * (distance + log_determinant + len(gap) * np.log(2 * np.pi)))
 
 
-def gaussian_kl(
-    mean: np.ndarray, covariance: np.ndarray, to_mean: np.ndarray, to_covariance: np.ndarray
-) -> float:
+def gaussian_kl(mean: np.ndarray, covariance: np.ndarray, to_mean: np.ndarray, to_covariance: np.ndarray) -> float:
     """KL(N(mean, covariance) || N(to_mean, to_covariance))."""
     gap = np.asarray(to_mean, float) - mean
     trace = np.trace(np.linalg.solve(to_covariance, covariance))
@@ -118,9 +116,7 @@ def simulate_linear_gaussian(
     for t in range(num_steps - 1):
         mean = model.transition_matrix @ states[-1] + offsets[t]
         states.append(rng.multivariate_normal(mean, model.transition_covariance))
-    noise = rng.multivariate_normal(
-        np.zeros(len(model.emission_matrix)), model.emission_covariance, num_steps
-    )
+    noise = rng.multivariate_normal(np.zeros(len(model.emission_matrix)), model.emission_covariance, num_steps)
     return np.array(states), np.array(states) @ model.emission_matrix.T + model.emission_offset + noise
 
 

@@ -1,4 +1,4 @@
-"""The rules that a machine can hold: which way imports flow, what a class is, how long and how named things are."""
+"""The rules that a machine can hold: which way imports flow, what a class is, the length and names of things."""
 
 import ast
 import re
@@ -58,9 +58,7 @@ def test_posterior_families_never_import_each_other():
     families = {file.stem for file in FILES if file.parts[0] == "posteriors"} - SHARED_BY_FAMILIES
     for file, tree in FILES.items():
         if file.parts[0] == "posteriors" and file.stem != "__init__":
-            others = {
-                name[1] for name in imported(tree) if name[0] == "posteriors" and len(name) > 1
-            } & families
+            others = {name[1] for name in imported(tree) if name[0] == "posteriors" and len(name) > 1} & families
             assert not others, f"{file} imports the families {others}"
 
 

@@ -52,9 +52,7 @@ def joint(model, offsets, num_steps=NUM_STEPS):
     both = np.vstack([response, emission @ response])
     mean, covariance = both @ drive, both @ noise @ both.T
     mean[num_steps * size :] += np.tile(model.emission_offset, num_steps)
-    covariance[num_steps * size :, num_steps * size :] += np.kron(
-        np.eye(num_steps), model.emission_covariance
-    )
+    covariance[num_steps * size :, num_steps * size :] += np.kron(np.eye(num_steps), model.emission_covariance)
     return mean, covariance
 
 
@@ -133,9 +131,7 @@ def test_kl_is_the_expected_log_ratio(rng):
     assert oracles.gaussian_kl(mean, covariance, to_mean, to_covariance) == pytest.approx(expected, rel=1e-11)
     assert oracles.gaussian_kl(mean, covariance, mean, covariance) == pytest.approx(0, abs=1e-14)
     point = rng.normal(size=2)
-    assert oracles.gaussian_log_density(point, mean, covariance) == pytest.approx(
-        one.logpdf(point), rel=1e-12
-    )
+    assert oracles.gaussian_log_density(point, mean, covariance) == pytest.approx(one.logpdf(point), rel=1e-12)
 
 
 def test_regression_is_the_joint_of_targets_and_function_conditioned(rng):
@@ -157,9 +153,7 @@ def test_regression_is_the_joint_of_targets_and_function_conditioned(rng):
     assert result.log_evidence == pytest.approx(evidence, rel=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "order"), [(oracles.matern12, 0.5), (oracles.matern32, 1.5), (oracles.matern52, 2.5)]
-)
+@pytest.mark.parametrize(("kernel", "order"), [(oracles.matern12, 0.5), (oracles.matern32, 1.5), (oracles.matern52, 2.5)])
 def test_matern_kernels_are_the_bessel_form(rng, kernel, order):
     x, y, lengthscales = rng.normal(size=3), rng.normal(size=3), np.array([0.5, 1.0, 2.0])
     r = np.sqrt(2 * order) * np.linalg.norm((x - y) / lengthscales)

@@ -161,9 +161,7 @@ def test_equinox_networks_and_optimiser_states_come_back(tmp_path):
     loaded, loaded_state = load(tmp_path / "run")
     assert np.array_equal(loaded(jnp.ones(2)), network(jnp.ones(2)))
     assert eqx.tree_equal(loaded_state, state)
-    assert (
-        "_src" not in (tmp_path / "run" / "config.json").read_text()
-    )  # public names outlive private modules
+    assert "_src" not in (tmp_path / "run" / "config.json").read_text()  # public names outlive private modules
 
 
 def test_arrays_have_readable_names_and_settings_readable_values(tmp_path, tree):
@@ -349,9 +347,7 @@ def test_damaged_bytes_load_or_raise_value_error_and_nothing_else(tmp_path_facto
     content = bytearray(file.read_bytes())
     start = data.draw(st.integers(0, len(content)))
     stop = min(len(content), start + data.draw(st.integers(0, 12)))
-    content[start:stop] = data.draw(
-        st.binary(max_size=12) | st.sampled_from([b"[", b"}", b'"', b"null", b"1"])
-    )
+    content[start:stop] = data.draw(st.binary(max_size=12) | st.sampled_from([b"[", b"}", b'"', b"null", b"1"]))
     file.write_bytes(content)
     try:
         load(folder)
@@ -407,18 +403,14 @@ def test_a_process_killed_at_any_moment_of_a_save_leaves_the_old_or_the_new(tmp_
     for moment in range(1, 8):  # four fsyncs and two renames, then none
         save(folder, "old")
         command = [sys.executable, "-c", KILLED, str(folder), str(moment)]
-        killed = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False
-        )
+        killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
         outcomes.append((killed.returncode, load(folder)))
     assert outcomes == [(-9, "old")] * 5 + [(-9, "new"), (0, "new")]
     save(folder, "last")
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_save_after_a_kill_between_the_renames_keeps_the_old_one_until_the_new_is_there(
-    tmp_path, monkeypatch
-):
+def test_a_save_after_a_kill_between_the_renames_keeps_the_old_one_until_the_new_is_there(tmp_path, monkeypatch):
     save(tmp_path / "run", "old")
     os.rename(tmp_path / "run", tmp_path / ".run.previous")
     assert present_folder(tmp_path / "run") == tmp_path / ".run.previous"

@@ -29,6 +29,7 @@ from jax.core import Tracer
 from gpssm.atomic import present_folder, replace_folder
 
 _FORMAT = 1
+_LINE_WIDTH = 110
 _CONFIG, _ARRAYS = "config.json", "arrays.npz"
 _PACKAGES = ("gpssm", "jax", "equinox", "optax", "numpy")
 _FROM_ML_DTYPES = 2  # NumPy's `isbuiltin` of a dtype that another package registered
@@ -45,7 +46,7 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     _check_replaceable(folder)
     arrays: dict[str, np.ndarray] = {}
     config = {"format": _FORMAT, "versions": _versions(), "tree": _encode(tree, (), arrays)}
-    text = json.dumps(config, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = _layout(config) + "\n"
     replace_folder(
         folder,
         {_CONFIG: text.encode("utf-8", "surrogatepass"), _ARRAYS: lambda file: _write_npz(file, arrays)},
@@ -60,16 +61,12 @@ def load(path: str | os.PathLike[str], dtype: Any = None) -> Any:
     """
     folder = present_folder(Path(path).resolve())
     if not folder.is_dir():
-        raise ValueError(
-            f"nothing is saved at {folder}: expected a folder with {_CONFIG} and {_ARRAYS} that save() wrote"
-        )
+        raise ValueError(f"nothing is saved at {folder}: expected a folder with {_CONFIG} and {_ARRAYS} that save() wrote")
     config = _read_config(folder / _CONFIG)
     source = _Source(folder, config["versions"], _read_npz(folder / _ARRAYS), _float_dtype(dtype))
     tree = _decode(config["tree"], (), source)
     if source.arrays:
-        raise source.error(
-            _ARRAYS, f"holds arrays that {_CONFIG} does not name: {', '.join(sorted(source.arrays)[:5])}"
-        )
+        raise source.error(_ARRAYS, f"holds arrays that {_CONFIG} does not name: {', '.join(sorted(source.arrays)[:5])}")
     return tree
 
 
@@ -96,9 +93,7 @@ def _encode(value: Any, where: tuple[str, ...], arrays: dict[str, np.ndarray]) -
         return {"items": [[_encode(key, (*where, "key"), arrays), node] for key, node in pairs]}
     if not isinstance(value, type) and (names := _field_names(type(value))) is not None:
         if missing := [name for name in names if not hasattr(value, name)]:
-            raise ValueError(
-                f"cannot save {_at(where)}: {type(value).__name__}.{missing[0]} was never set; set it first"
-            )
+            raise ValueError(f"cannot save {_at(where)}: {type(value).__name__}.{missing[0]} was never set; set it first")
         fields = {name: _encode(getattr(value, name), (*where, name), arrays) for name in names}
         return {"class": _reference(type(value), where), "fields": fields}
     if callable(value):
@@ -111,9 +106,7 @@ def _encode(value: Any, where: tuple[str, ...], arrays: dict[str, np.ndarray]) -
 
 def _encode_array(value: Any, where: tuple[str, ...], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     if isinstance(value, Tracer):
-        raise ValueError(
-            f"cannot save {_at(where)}: it has no value yet inside a jax transformation; save outside jit"
-        )
+        raise ValueError(f"cannot save {_at(where)}: it has no value yet inside a jax transformation; save outside jit")
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         extra = {"kind": "key", "implementation": str(jax.random.key_impl(value))}
         array = np.asarray(jax.random.key_data(value))
@@ -130,9 +123,7 @@ def _encode_array(value: Any, where: tuple[str, ...], arrays: dict[str, np.ndarr
     while name in arrays:
         name += "~"
     # npy has no name for bfloat16 and its kin: their bits travel as unsigned integers
-    arrays[name] = (
-        array.view(f"u{array.dtype.itemsize}") if array.dtype.isbuiltin == _FROM_ML_DTYPES else array
-    )
+    arrays[name] = array.view(f"u{array.dtype.itemsize}") if array.dtype.isbuiltin == _FROM_ML_DTYPES else array
     return {"array": name, **extra, "dtype": _dtype_name(array.dtype), "shape": list(array.shape)}
 
 
@@ -142,9 +133,7 @@ def _dtype_name(dtype: np.dtype) -> str:
 
 def _member_name(member: enum.Enum, where: tuple[str, ...]) -> str:
     if member.name is None or type(member).__members__.get(member.name) is not member:
-        raise ValueError(
-            f"cannot save {_at(where)}: {member!r} has no single name in its enumeration; save its value"
-        )
+        raise ValueError(f"cannot save {_at(where)}: {member!r} has no single name in its enumeration; save its value")
     return member.name
 
 
@@ -233,18 +222,14 @@ def _decode(node: Any, where: tuple[str, ...], source: _Source) -> Any:
         case {"dict": dict(items)} if len(node) == 1:
             return {key: _decode(item, (*where, key), source) for key, item in items.items()}
         case {"items": list(pairs)} if len(node) == 1 and all(type(p) is list and len(p) == 2 for p in pairs):
-            items = [
-                (_decode(k, (*where, "key"), source), _decode(v, (*where, str(k)), source)) for k, v in pairs
-            ]
+            items = [(_decode(k, (*where, "key"), source), _decode(v, (*where, str(k)), source)) for k, v in pairs]
             with contextlib.suppress(TypeError):  # a list cannot be a key
                 return dict(items)
         case {"enum": str(reference), "name": str(name)} if len(node) == 2:
             cls = _resolve(reference, where, source)
             if isinstance(cls, enum.EnumMeta) and name in cls.__members__:
                 return cls[name]
-            raise source.error(
-                _CONFIG, f"names {reference}.{name} at {_at(where)}, and there is no such enumeration member"
-            )
+            raise source.error(_CONFIG, f"names {reference}.{name} at {_at(where)}, and there is no such enumeration member")
         case {"class": str(reference), "fields": dict(fields)} if len(node) == 2:
             return _decode_object(reference, fields, where, source)
         case {"function": str(reference)} if len(node) == 1:
@@ -254,23 +239,17 @@ def _decode(node: Any, where: tuple[str, ...], source: _Source) -> Any:
             raise source.error(_CONFIG, f"names the function {reference} at {_at(where)}, which is not one")
         case {"array": str(), "kind": str(), "dtype": str(), "shape": list()}:
             return _decode_array(node, where, source)
-    raise source.error(
-        _CONFIG, f"has an entry at {_at(where)} that is not understood: {json.dumps(node)[:80]}"
-    )
+    raise source.error(_CONFIG, f"has an entry at {_at(where)} that is not understood: {json.dumps(node)[:80]}")
 
 
 def _decode_object(reference: str, nodes: dict[str, Any], where: tuple[str, ...], source: _Source) -> Any:
     cls = _resolve(reference, where, source)
     names = _field_names(cls)
     if names is None:
-        raise source.error(
-            _CONFIG, f"names {reference} at {_at(where)}, which is no module, dataclass or NamedTuple"
-        )
+        raise source.error(_CONFIG, f"names {reference} at {_at(where)}, which is no module, dataclass or NamedTuple")
     if set(names) != set(nodes):
         lacks, extra = sorted(set(names) - set(nodes)), sorted(set(nodes) - set(names))
-        problem = "; ".join(
-            f"{word} {', '.join(keys)}" for word, keys in (("lacks", lacks), ("has also", extra)) if keys
-        )
+        problem = "; ".join(f"{word} {', '.join(keys)}" for word, keys in (("lacks", lacks), ("has also", extra)) if keys)
         raise source.error(_CONFIG, f"does not have the fields of {reference} at {_at(where)}: it {problem}")
     values = {name: _decode(nodes[name], (*where, name), source) for name in names}
     if issubclass(cls, tuple):
@@ -280,9 +259,7 @@ def _decode_object(reference: str, nodes: dict[str, Any], where: tuple[str, ...]
         for name, value in values.items():
             object.__setattr__(made, name, value)
     except (TypeError, AttributeError) as error:
-        raise source.error(
-            _CONFIG, f"names {reference} at {_at(where)}, which cannot be made: {error}"
-        ) from error
+        raise source.error(_CONFIG, f"names {reference} at {_at(where)}, which cannot be made: {error}") from error
     return made
 
 
@@ -299,9 +276,7 @@ def _decode_array(node: dict[str, Any], where: tuple[str, ...], source: _Source)
         array = array.view(dtype)
     if list(array.shape) != node["shape"] or array.dtype != dtype:
         found = f"{array.dtype} of shape {list(array.shape)}"
-        raise source.error(
-            _ARRAYS, f"has '{name}' as {found}; {_CONFIG} says {dtype} of shape {node['shape']}"
-        )
+        raise source.error(_ARRAYS, f"has '{name}' as {found}; {_CONFIG} says {dtype} of shape {node['shape']}")
     if kind == "numpy":
         return array
     if kind == "numpy scalar" and array.ndim == 0:
@@ -312,9 +287,7 @@ def _decode_array(node: dict[str, Any], where: tuple[str, ...], source: _Source)
         try:
             return jax.random.wrap_key_data(jnp.asarray(array), impl=node.get("implementation"))
         except (TypeError, ValueError) as error:
-            raise source.error(
-                _CONFIG, f"has a random key at {_at(where)} that jax refuses: {error}"
-            ) from error
+            raise source.error(_CONFIG, f"has a random key at {_at(where)} that jax refuses: {error}") from error
     raise source.error(_CONFIG, f"has the unknown kind of array '{kind}' at {_at(where)}")
 
 
@@ -324,16 +297,12 @@ def _to_jax(array: np.ndarray, name: str, source: _Source) -> jax.Array:
     else:
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
         if jnp.issubdtype(array.dtype, jnp.floating) and dtype != array.dtype:
-            raise source.error(
-                _ARRAYS, f"has '{name}' as {array.dtype}, which needs the setting jax_enable_x64"
-            )
+            raise source.error(_ARRAYS, f"has '{name}' as {array.dtype}, which needs the setting jax_enable_x64")
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     is_exact = array.dtype.kind not in "iu" or np.array_equal(cast, array)
     if not is_exact or np.any(np.isinf(cast) & ~np.isinf(array)):
-        raise source.error(
-            _ARRAYS, f"has numbers in '{name}' too large for {dtype}; set jax_enable_x64 before loading"
-        )
+        raise source.error(_ARRAYS, f"has numbers in '{name}' too large for {dtype}; set jax_enable_x64 before loading")
     return jnp.asarray(cast)
 
 
@@ -349,9 +318,7 @@ def _resolve(reference: str, where: tuple[str, ...], source: _Source) -> Any:
         advice = f"; {module} must be importable here, from the folder you run in or installed"
         if module == "__main__":
             advice = "; it stood in the script that was run: move it into a module of its own and save again"
-        raise source.error(
-            _CONFIG, f"names {reference} at {_at(where)}, not found: {error}{advice}"
-        ) from error
+        raise source.error(_CONFIG, f"names {reference} at {_at(where)}, not found: {error}{advice}") from error
     return value
 
 
@@ -365,13 +332,9 @@ def _float_dtype(dtype: Any) -> Any:
     except TypeError as error:
         raise ValueError(f"dtype {dtype!r} is unknown: expected 'saved', None or a floating dtype") from error
     if not jnp.issubdtype(wanted, jnp.floating):
-        raise ValueError(
-            f"dtype {wanted} is not floating: expected 'saved', None or a dtype such as jax.numpy.float32"
-        )
+        raise ValueError(f"dtype {wanted} is not floating: expected 'saved', None or a dtype such as jax.numpy.float32")
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-        raise ValueError(
-            f"dtype {wanted} needs jax.config.update('jax_enable_x64', True) first, or ask for float32"
-        )
+        raise ValueError(f"dtype {wanted} needs jax.config.update('jax_enable_x64', True) first, or ask for float32")
     return wanted
 
 
@@ -387,19 +350,11 @@ def _read_config(file: Path) -> dict[str, Any]:
         config = json.loads(file.read_bytes().decode("utf-8", "surrogatepass"), parse_constant=refuse)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is missing or not readable ({error}): {advice}") from error
-    if (
-        type(config) is not dict
-        or not {"format", "versions", "tree"} <= set(config)
-        or type(config["versions"]) is not dict
-    ):
-        raise ValueError(
-            f"{file} is not the configuration of a saved model (no format, versions and tree): {advice}"
-        )
+    if type(config) is not dict or not {"format", "versions", "tree"} <= set(config) or type(config["versions"]) is not dict:
+        raise ValueError(f"{file} is not the configuration of a saved model (no format, versions and tree): {advice}")
     if config["format"] != _FORMAT:
         newer = config["versions"].get("gpssm", "unknown")
-        raise ValueError(
-            f"{file} has format {config['format']}, this gpssm reads {_FORMAT}: use gpssm {newer} to load it"
-        )
+        raise ValueError(f"{file} has format {config['format']}, this gpssm reads {_FORMAT}: use gpssm {newer} to load it")
     return config
 
 
@@ -408,13 +363,26 @@ def _read_npz(file: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(file) as archive:
             # a whole member at a time: its checksum is verified before NumPy sees a byte
             members = {name: io.BytesIO(archive.read(name)) for name in archive.namelist()}
-        return {
-            n.removesuffix(".npy"): np.lib.format.read_array(m, allow_pickle=False)
-            for n, m in members.items()
-        }
+        return {n.removesuffix(".npy"): np.lib.format.read_array(m, allow_pickle=False) for n, m in members.items()}
     except Exception as error:
         advice = "copy the whole folder again from where it was saved, or save it anew"
         raise ValueError(f"{file} is missing or not a readable npz file ({error}): {advice}") from error
+
+
+def _layout(node: Any, indent: str = "") -> str:
+    """JSON for reading: on one line what fits there, else one entry a line."""
+    line = json.dumps(node, ensure_ascii=False, allow_nan=False)
+    if len(line) <= _LINE_WIDTH or not isinstance(node, dict | list) or not node:
+        return line
+    deeper = indent + "  "
+    if isinstance(node, list):
+        opened, closed, entries = "[", "]", [_layout(item, deeper) for item in node]
+    else:
+        names = [json.dumps(key, ensure_ascii=False) for key in node]
+        items = [_layout(item, deeper) for item in node.values()]
+        opened, closed = "{", "}"
+        entries = [f"{name}: {item}" for name, item in zip(names, items, strict=True)]
+    return f"{opened}\n{deeper}" + f",\n{deeper}".join(entries) + f"\n{indent}{closed}"
 
 
 def _write_npz(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
