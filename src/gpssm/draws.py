@@ -1,0 +1,249 @@
+"""The ways to draw f from q(f) along a trajectory.
+
+A draw answers one question, again and again: what is known of f at this input, given all that this draw has already said? It
+answers with the mean and variance of f there and, where the draw commits itself, a value. Its memory travels with the chain.
+
+- `MarginalDraw` forgets everything: q(f(x)) afresh at each call.
+- `DrawGivenInducing` has drawn v once; what v leaves open stays open.
+- `FreshDraw` commits one of these two to a value, a new one at every call.
+- `PathwiseDraw` is a function: prior features plus Matheron's correction, the same function at every call.
+- `ExactDraw` draws f(x) given every value that it has drawn before, from the exact joint of q(f) (cubic in the calls).
+"""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, Int
+
+from gpssm._types import PRNGKey
+from gpssm.gp import InducingBasis, InducingPosterior, SparseGP, marginal_moments, over_groups
+from gpssm.means import AbstractMean
+
+CONDITIONAL_JITTER = 1e-6  # on the diagonal of the factor of the values drawn so far
+
+
+class Moments(NamedTuple):
+    """What is known of f at one input, and the value that the draw gave it (the mean where it gives none)."""
+
+    mean: Float[Array, " state"]
+    variance: Float[Array, " state"]
+    value: Float[Array, " state"]
+
+
+class AbstractDraw(eqx.Module):
+    """One draw of f, asked along a trajectory."""
+
+    @abstractmethod
+    def memory(self) -> Any:
+        """The memory before the first question."""
+
+    @abstractmethod
+    def ask(self, memory: Any, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, Any]:
+        """What f is at `point`; `noise` is standard normal, for draws that commit themselves to a value."""
+
+
+class MarginalDraw(AbstractDraw):
+    """q(f(x)), independent from call to call: a sequence of these does not come from one function."""
+
+    basis: InducingBasis
+    mean: AbstractMean
+    inducing: InducingPosterior
+
+    def memory(self) -> None:
+        return None
+
+    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
+        mean, variance = marginal_moments(self.basis.project(point), self.mean(point), self.inducing)
+        return Moments(mean, variance, mean), None
+
+
+class DrawGivenInducing(AbstractDraw):
+    """p(f(x) | v) for one v: consistent along the trajectory as far as v determines f."""
+
+    basis: InducingBasis
+    mean: AbstractMean
+    values: Float[Array, "state inducing"]
+
+    def memory(self) -> None:
+        return None
+
+    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
+        projection = self.basis.project(point)
+        mean = self.mean(point) + jnp.sum(projection.weights * self.values, axis=-1)
+        variance = jnp.broadcast_to(projection.residual_variance, mean.shape)
+        return Moments(mean, variance, mean), None
+
+
+class FreshDraw(AbstractDraw):
+    """Another draw that commits itself to an independent value at every call: dynamics that are noisy, not uncertain."""
+
+    draw: MarginalDraw | DrawGivenInducing
+
+    def memory(self) -> None:
+        return None
+
+    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
+        moments, _ = self.draw.ask(None, point, noise)
+        return moments._replace(value=moments.mean + jnp.sqrt(moments.variance) * noise), None
+
+
+class PathwiseDraw(AbstractDraw):
+    """A whole function from q(f), by Matheron's rule.
+
+    f(x) = m(x) + phi(x) . w + a(x) . (v - L^{-1} (phi(Z) w + e)),  w ~ N(0, I), e ~ N(0, jitter).
+
+    The part that v determines is exact. Approximate is the residual prior, which has the covariance phi(x) . phi(x') in place of
+    k(x, x'); its error falls as one over the square root of the number of frequencies, and is absent for linear and constant
+    kernels.
+    """
+
+    basis: InducingBasis
+    mean: AbstractMean
+    features: tuple  # one set of features a group
+    weights: Float[Array, "state feature"]
+    correction: Float[Array, "state inducing"]
+
+    def memory(self) -> None:
+        return None
+
+    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
+        projection = self.basis.project(point)
+        waves = _evaluate(self.features, point, self.weights.shape[1])
+        value = self.mean(point) + jnp.sum(waves * self.weights, axis=-1)
+        value = value + jnp.sum(projection.weights * self.correction, axis=-1)
+        return Moments(value, jnp.zeros_like(value), value), None
+
+
+class ExactMemory(NamedTuple):
+    """Everything an exact draw has said: where, with which projections, and the factor of the joint covariance."""
+
+    count: Int[Array, ""]
+    points: Float[Array, "slot input"]
+    projections: Float[Array, "slot group inducing"]
+    explained: Float[Array, "slot state inducing"]
+    chol: Float[Array, "state slot slot"]
+    noise: Float[Array, "state slot"]
+
+
+class ExactDraw(AbstractDraw):
+    """f(x) given all values drawn before, exactly: O(t²) at call t.
+
+    After `num_slots` calls the memory is cleared, which is how a trajectory that is cut into sub-sequences forgets.
+    """
+
+    basis: InducingBasis
+    mean: AbstractMean
+    inducing: InducingPosterior
+    num_slots: int = eqx.field(static=True)
+
+    def memory(self) -> ExactMemory:
+        groups, inducing, inputs = self.basis.inducing_inputs.shape
+        states, slots, dtype = len(self.inducing.mean), self.num_slots, self.inducing.mean.dtype
+        return ExactMemory(
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((slots, inputs), dtype),
+            jnp.zeros((slots, groups, inducing), dtype),
+            jnp.zeros((slots, states, inducing), dtype),
+            jnp.broadcast_to(jnp.eye(slots, dtype=dtype), (states, slots, slots)),
+            jnp.zeros((states, slots), dtype),
+        )
+
+    def ask(
+        self, memory: ExactMemory, point: Float[Array, " input"], noise: Float[Array, " state"]
+    ) -> tuple[Moments, ExactMemory]:
+        is_full = memory.count == self.num_slots
+        memory = jax.tree.map(lambda new, old: jnp.where(is_full, new, old), self.memory(), memory)
+        projection = self.basis.project(point)
+        mean, variance = marginal_moments(projection, self.mean(point), self.inducing)
+        weights = jnp.broadcast_to(projection.weights, self.inducing.mean.shape)
+        explained = jnp.einsum("dmn,dm->dn", self.inducing.chol, weights)
+
+        is_past = jnp.arange(self.num_slots) < memory.count
+        covariances = self.basis.prior_covariances(memory.points, point)
+        covariances = covariances - jnp.einsum("sgm,gm->gs", memory.projections, projection.weights)
+        covariances = covariances + jnp.einsum("sdm,dm->ds", memory.explained, explained)
+        covariances = jnp.where(is_past[None], covariances, 0.0)
+        solved = jax.vmap(lambda chol, c: solve_triangular(chol, c, lower=True))(memory.chol, covariances)
+
+        floor = jnp.finfo(mean.dtype).eps * variance
+        conditional_mean = mean + jnp.sum(solved * memory.noise, axis=-1)
+        conditional_variance = jnp.maximum(variance - jnp.sum(solved**2, axis=-1), floor)
+        value = conditional_mean + jnp.sqrt(conditional_variance) * noise
+
+        now = jnp.arange(self.num_slots) == memory.count
+        pivot = jnp.sqrt(conditional_variance + CONDITIONAL_JITTER)
+        row = solved + now[None] * pivot[:, None]
+        updated = ExactMemory(
+            memory.count + 1,
+            jnp.where(now[:, None], point[None], memory.points),
+            jnp.where(now[:, None, None], projection.weights[None], memory.projections),
+            jnp.where(now[:, None, None], explained[None], memory.explained),
+            jnp.where(now[None, :, None], row[:, None, :], memory.chol),
+            jnp.where(now[None], noise[:, None], memory.noise),
+        )
+        return Moments(conditional_mean, conditional_variance, value), updated
+
+
+def extend(draw: ExactDraw, memory: ExactMemory, num_more: int) -> tuple[ExactDraw, ExactMemory]:
+    """The same draw with room for `num_more` further values, so that it can go on beyond its trajectory."""
+    old, slots = draw.num_slots, draw.num_slots + num_more
+    chol = jnp.broadcast_to(jnp.eye(slots, dtype=memory.chol.dtype), (len(memory.chol), slots, slots))
+    return eqx.tree_at(lambda d: d.num_slots, draw, slots), ExactMemory(
+        memory.count,
+        jnp.pad(memory.points, ((0, num_more), (0, 0))),
+        jnp.pad(memory.projections, ((0, num_more), (0, 0), (0, 0))),
+        jnp.pad(memory.explained, ((0, num_more), (0, 0), (0, 0))),
+        chol.at[:, :old, :old].set(memory.chol),
+        jnp.pad(memory.noise, ((0, 0), (0, num_more))),
+    )
+
+
+def pathwise_features(key: PRNGKey, basis: InducingBasis, num_frequencies: int) -> tuple:
+    """Random features of every group's kernel, which many draws may share."""
+    num_inputs = basis.inducing_inputs.shape[-1]
+    keys = jr.split(key, len(basis.kernels))
+    return tuple(k.features(s, num_frequencies, num_inputs) for k, s in zip(basis.kernels, keys, strict=True))
+
+
+def num_features(gp: SparseGP, num_frequencies: int) -> int:
+    """How many features the widest kernel of an unwrapped `gp` has."""
+
+    def widths() -> list[Array]:
+        features = pathwise_features(jr.key(0), gp.basis(), num_frequencies)
+        return [feature(jnp.zeros(gp.num_inputs, gp.inducing_inputs.dtype)) for feature in features]
+
+    return max(len(shape) for shape in jax.eval_shape(widths))
+
+
+def pathwise_draw(
+    basis: InducingBasis,
+    mean: AbstractMean,
+    features: tuple,
+    values: Float[Array, "state inducing"],
+    weights: Float[Array, "state feature"],
+    jitter_noise: Float[Array, "state inducing"],
+) -> PathwiseDraw:
+    """The function that v, the weights of the features and the noise of the jitter determine together."""
+    waves = over_groups(
+        lambda feature, inputs: jax.vmap(lambda z: _padded(feature(z), weights.shape[1]))(inputs),
+        features,
+        basis.inducing_inputs,
+    )
+    shape = (len(values), *basis.whitener.shape[1:])
+    prior = jnp.einsum("dmf,df->dm", jnp.broadcast_to(waves, (*shape[:2], waves.shape[-1])), weights)
+    noisy = prior + jnp.sqrt(basis.jitter)[:, None] * jitter_noise
+    correction = values - jnp.einsum("dmn,dn->dm", jnp.broadcast_to(basis.whitener, shape), noisy)
+    return PathwiseDraw(basis, mean, features, weights, correction)
+
+
+def _evaluate(features: tuple, point: Float[Array, " input"], width: int) -> Float[Array, "group feature"]:
+    return over_groups(lambda feature: _padded(feature(point), width), features)
+
+
+def _padded(values: Float[Array, " narrow"], width: int) -> Float[Array, " wide"]:
+    return jnp.pad(values, (0, width - len(values)))
