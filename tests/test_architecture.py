@@ -9,19 +9,9 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "gpssm"
 FLOW = [  # a module imports only what stands before it
     *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise"),
-    *("readers", "data", "datasets", "draws", "model", "posteriors", "elbo", "subspace", "initialise", "fit"),
-    *(
-        "forecasts",
-        "predict",
-        "baselines",
-        "evaluate",
-        "select",
-        "config",
-        "plots",
-        "report",
-        "reproduce",
-        "cli",
-    ),
+    *("readers", "data", "simulators", "datasets", "draws", "model", "posteriors", "elbo", "linear", "subspace"),
+    *("initialise", "result", "progress", "fit", "forecasts", "predict", "baselines", "evaluate", "select"),
+    *("config", "plots", "report", "reproduce", "cli"),
 ]
 SHARED_BY_FAMILIES = {"__init__", "base", "chain", "local"}
 ENTRANCES = {"__init__", "__main__"}
