@@ -250,4 +250,4 @@ def _column(path: Path, which: str | int) -> Float[np.ndarray, "time 1"]:
     if path.suffix == ".mat":
         return scipy.io.loadmat(path, variable_names=[which])[which].astype(float).reshape(-1, 1)
     is_csv = path.suffix == ".csv"
-    return np.loadtxt(path, delimiter="," if is_csv else None, skiprows=int(is_csv), ndmin=2)[:, [which]]
+    return np.loadtxt(path, delimiter="," if is_csv else None, skiprows=int(is_csv), usecols=int(which), ndmin=2)
