@@ -9,7 +9,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "gpssm"
 FLOW = [  # a module imports only what stands before it
     *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise"),
-    *("readers", "data", "simulators", "datasets", "draws", "model", "posteriors", "elbo", "linear", "subspace"),
+    *("tables", "readers", "sequences", "data", "simulators", "datasets"),
+    *("draws", "model", "posteriors", "elbo", "linear", "subspace"),
     *("initialise", "result", "progress", "fit", "forecasts", "predict", "baselines", "evaluate", "select"),
     *("config", "plots", "report", "reproduce", "cli"),
 ]

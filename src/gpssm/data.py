@@ -17,8 +17,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Bool, Float, Int
 
-from . import readers
-from .readers import Columns, PathLike
+from gpssm import readers
+from gpssm.readers import PathLike
+from gpssm.sequences import check_channels_observed, check_names, check_sequences, check_units, real_array, sequence_arrays
+from gpssm.tables import Columns, labels_of, take_apart
 
 AnyArray: TypeAlias = np.ndarray | jax.Array
 
@@ -45,7 +47,7 @@ class Scaling:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            values = readers.real_array(getattr(self, field.name), field.name)
+            values = real_array(getattr(self, field.name), field.name)
             if values.ndim != 1 or not np.isfinite(values).all():
                 raise ValueError(f"{field.name} must be a vector of finite numbers, one a channel, came {values}.")
             if field.name.endswith("scale") and not (values > 0).all():
@@ -55,7 +57,7 @@ class Scaling:
     @classmethod
     def of(cls, train: "Dataset") -> "Scaling":
         """The mean and standard deviation of every channel of the training data, missing outputs left out."""
-        _check_channels_observed(train)
+        check_channels_observed(train.outputs, train.output_names)
         outputs = _mean_and_deviation(np.concatenate(train.outputs), train.output_names, "output")
         controls = _mean_and_deviation(np.concatenate(train.controls), train.control_names, "control")
         return cls(*outputs, *controls)
@@ -113,15 +115,20 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for field in ("outputs", "controls"):
-            object.__setattr__(self, field, tuple(readers.real_array(values, field) for values in getattr(self, field)))
+            object.__setattr__(self, field, tuple(real_array(values, field) for values in getattr(self, field)))
         for field in ("output_names", "control_names", "output_units", "control_units", "sequence_names"):
             object.__setattr__(self, field, tuple(getattr(self, field)))
         if self.sampling_time is not None:
             if not (math.isfinite(self.sampling_time) and self.sampling_time > 0):
                 raise ValueError(f"sampling_time must be positive, or None if unknown, came {self.sampling_time}.")
             object.__setattr__(self, "sampling_time", float(self.sampling_time))
-        _check_names(self)
-        _check_sequences(self)
+        check_names("outputs and controls", (*self.output_names, *self.control_names))
+        check_names("sequences", self.sequence_names)
+        if not self.output_names:
+            raise ValueError("there are no outputs; expected at least one channel to model.")
+        check_units("output", self.output_names, self.output_units)
+        check_units("control", self.control_names, self.control_units)
+        check_sequences(self.sequence_names, self.outputs, self.controls, self.output_names, self.control_names)
 
     @classmethod
     def from_arrays(
@@ -141,12 +148,12 @@ class Dataset:
 
         NaN in an output means missing. Channels are called y1, y2, ... and u1, u2, ... unless they are named.
         """
-        output_arrays = readers.sequence_arrays(outputs, "outputs")
+        output_arrays = sequence_arrays(outputs, "outputs")
         num_outputs = output_arrays[0].shape[1]
         if controls is None:
             control_arrays = tuple(np.zeros((len(values), 0)) for values in output_arrays)
         else:
-            control_arrays = readers.sequence_arrays(controls, "controls")
+            control_arrays = sequence_arrays(controls, "controls")
         num_controls = control_arrays[0].shape[1] if control_arrays else 0
         data = cls(
             outputs=output_arrays,
@@ -159,7 +166,7 @@ class Dataset:
             sampling_time=None if sampling_time is None else float(sampling_time),
             time_unit=time_unit,
         )
-        _check_channels_observed(data)
+        check_channels_observed(data.outputs, data.output_names)
         return data
 
     @classmethod
@@ -183,7 +190,7 @@ class Dataset:
         sampling time; rows left out become missing outputs if there are no controls. `decimal` is the decimal
         mark of numbers held as text.
         """
-        table = readers.take_apart(frame, outputs, controls, sequence, time, decimal)
+        table = take_apart(frame, outputs, controls, sequence, time, decimal)
         if time is not None and sampling_time is not None:
             raise ValueError("time and sampling_time both say how far apart rows are. Give one of them.")
         if table.time_unit and time_unit not in ("", table.time_unit):
@@ -336,14 +343,7 @@ class Dataset:
         if not isinstance(other, Dataset):
             return NotImplemented
         ours, theirs = self.sampling_time or 0.0, other.sampling_time or 0.0
-        texts = (
-            "output_names",
-            "control_names",
-            "output_units",
-            "control_units",
-            "sequence_names",
-            "time_unit",
-        )
+        texts = ("output_names", "control_names", "output_units", "control_units", "sequence_names", "time_unit")
         return (
             all(getattr(self, text) == getattr(other, text) for text in texts)
             and math.isclose(ours, theirs, rel_tol=1e-9)
@@ -392,7 +392,7 @@ def read_csv(
 
     Empty cells of outputs are missing outputs. For `details` (units, ...) see `Dataset.from_dataframe`.
     """
-    wanted = [str(c) for c in (*readers.labels_of(outputs), *readers.labels_of(controls), sequence, time) if c is not None]
+    wanted = [str(c) for c in (*labels_of(outputs), *labels_of(controls), sequence, time) if c is not None]
     with readers.naming_file(path):
         frame = readers.load_text(path, separator, encoding, wanted)
         return Dataset.from_dataframe(frame, outputs, controls, sequence, time, decimal=decimal, **details)
@@ -417,10 +417,10 @@ def read_mat(
     Rows of a matrix are time steps. For `details` (units, ...) see `Dataset.from_dataframe`.
     """
     with readers.naming_file(path):
-        wanted = (*readers.labels_of(outputs), *readers.labels_of(controls), sequence, time)
+        wanted = (*labels_of(outputs), *labels_of(controls), sequence, time)
         frame, columns_of = readers.load_mat(path, [str(c) for c in wanted if c is not None])
-        outputs = [column for name in readers.labels_of(outputs) for column in columns_of[str(name)]]
-        controls = [column for name in readers.labels_of(controls) for column in columns_of[str(name)]]
+        outputs = [column for name in labels_of(outputs) for column in columns_of[str(name)]]
+        controls = [column for name in labels_of(controls) for column in columns_of[str(name)]]
         return Dataset.from_dataframe(frame, outputs, controls, sequence, time, **details)
 
 
@@ -443,61 +443,6 @@ def _given_or(names: Sequence[str] | None, default: list[str]) -> tuple[str, ...
 
 def _along_last(vector: Float[np.ndarray, "channel"], values: AnyArray) -> np.ndarray:
     return vector.reshape((1,) * (values.ndim - 1) + (-1,))
-
-
-def _check_names(data: Dataset) -> None:
-    channels = (*data.output_names, *data.control_names)
-    for names, what in ((channels, "outputs and controls"), (data.sequence_names, "sequences")):
-        if not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"the names of {what} must be texts that are not empty, came {list(names)}.")
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"the names of {what} must differ, but {repeated} come more than once. Rename them.")
-    if not data.output_names:
-        raise ValueError("there are no outputs; expected at least one channel to model.")
-    for kind in ("output", "control"):
-        names, units = getattr(data, f"{kind}_names"), getattr(data, f"{kind}_units")
-        if len(units) != len(names) or not all(isinstance(unit, str) for unit in units):
-            raise ValueError(f"{kind}_units must be one text for each of {list(names)} ('' = unknown), came {list(units)}.")
-
-
-def _check_sequences(data: Dataset) -> None:
-    counts = len(data.outputs), len(data.controls), len(data.sequence_names)
-    if counts[0] == 0 or len(set(counts)) > 1:
-        raise ValueError(
-            "expected as many sequences of outputs as of controls and as names, at least one; came "
-            f"{counts[0]}, {counts[1]} and {counts[2]}."
-        )
-    for name, outputs, controls in zip(data.sequence_names, data.outputs, data.controls, strict=True):
-        for kind, values, names in (("output", outputs, data.output_names), ("control", controls, data.control_names)):
-            if values.ndim != 2 or values.shape[1] != len(names):
-                shape = f"[time, {len(names)}] for {list(names)}"
-                raise ValueError(f"sequence '{name}': expected {kind}s of shape {shape}, came {values.shape}.")
-        if len(outputs) < 2:
-            rows = f"{len(outputs)} row{'s' * (len(outputs) != 1)}"
-            raise ValueError(f"sequence '{name}' has {rows}; expected at least 2. Leave it out, or join it to another.")
-        if len(controls) != len(outputs):
-            raise ValueError(
-                f"sequence '{name}' has {len(outputs)} rows of outputs and {len(controls)} of controls; "
-                "expected as many. Row t of the controls acts between outputs t and t+1; repeat the last if unknown."
-            )
-        _refuse(np.isinf(outputs), name, data.output_names, "is infinite. Correct it, or use NaN if it is missing")
-        _refuse(np.isinf(controls), name, data.control_names, "is infinite; expected a number. Correct it")
-        _refuse(np.isnan(controls), name, data.control_names, "is missing, but controls must be known. Fill it in")
-
-
-def _refuse(bad: Bool[np.ndarray, "time channel"], sequence: str, names: tuple[str, ...], what: str) -> None:
-    if bad.any():
-        row, channel = np.argwhere(bad)[0]
-        more = f" (and {bad.sum() - 1} more)" if bad.sum() > 1 else ""
-        raise ValueError(f"sequence '{sequence}', row {row} (the first is 0), column '{names[channel]}' {what}{more}.")
-
-
-def _check_channels_observed(data: Dataset) -> None:
-    missing = np.all([np.isnan(values).all(axis=0) for values in data.outputs], axis=0)
-    if missing.any():
-        name = data.output_names[int(np.argmax(missing))]
-        raise ValueError(f"the output '{name}' is missing in all {data.num_rows} rows. Leave it out, or check the column.")
 
 
 def _check_fraction(fraction: float) -> None:
