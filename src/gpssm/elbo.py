@@ -1,6 +1,7 @@
 """The bound and its four terms.
 
-    L = sum_t E log p(y_t | x_t) - KL(q(u) || p(u)) - KL(q(x_1) || p(x_1)) - sum_t E KL(q(x_{t+1} | f, x_t) || p(x_{t+1} | f, x_t)),
+    L = sum_t E log p(y_t | x_t) - KL(q(u) || p(u)) - KL(q(x_1) || p(x_1))
+        - sum_t E KL(q(x_{t+1} | f, x_t) || p(x_{t+1} | f, x_t)),
 
 summed over sequences, with the expectations estimated from sampled trajectories (paper, section 4).
 """

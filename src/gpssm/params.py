@@ -122,4 +122,4 @@ def as_floating(value: ArrayLike) -> Array:
 
 
 def _diagonal_matrix(diagonal: Float[Array, "... n"]) -> Float[Array, "... n n"]:
-    return diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=diagonal.dtype)
+    return jnp.einsum("...i,ij->...ij", diagonal, jnp.eye(diagonal.shape[-1], dtype=diagonal.dtype))
