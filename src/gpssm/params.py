@@ -116,9 +116,12 @@ def _is_node(leaf: Any) -> bool:
 
 
 def as_floating(value: ArrayLike) -> Array:
-    """`value` as an array of its own floating type, or of JAX's default one where it has none."""
+    """`value` as an array of its own floating type, or of JAX's default one where it has none.
+
+    Never of a weak type, which a first update or a reload would lose, and every compiled program with it.
+    """
     array = jnp.asarray(value)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+    return array.astype(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.result_type(float))
 
 
 def _diagonal_matrix(diagonal: Float[Array, "... n"]) -> Float[Array, "... n n"]:
