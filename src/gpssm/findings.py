@@ -1,0 +1,174 @@
+"""What a fit found, in words and in the user's units: noise levels, how non-linear f is, and whether it beats a linear model."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import Float
+
+from gpssm._types import PRNGKey
+from gpssm.data import Dataset
+from gpssm.emissions import LinearGaussian
+from gpssm.evaluate import Evaluation
+from gpssm.linalg import covariance
+from gpssm.params import unwrap
+from gpssm.predict import posterior_states, transition_moments
+from gpssm.result import FitResult
+
+SIGNIFICANT = 2.0  # standard errors
+LINEAR, MILD, CLEAR = 0.01, 0.05, 0.2  # shares of f's variance that a linear map leaves
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of one output, in its units; None where the emission does not tell."""
+
+    output: str
+    unit: str
+    observation: float | None
+    process: float | None  # what one step of process noise does to the output
+    total: float  # of the output itself
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a person wants to know of a fitted model."""
+
+    num_states: int
+    noise: tuple[Noise, ...]
+    nonlinear_share: float  # of f's variance over the visited states, around its best linear map
+    nonlinear_shares: tuple[float, ...]  # each state's own
+    function_uncertainty: float  # standard deviation of f as a share of its spread, averaged over the visited states
+    verdict: str  # "better", "worse", "level" or "unknown": against the linear model on held-out data
+    verdict_numbers: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentences(self) -> list[str]:
+        """The findings in plain words."""
+        return [*map(_noise_sentence, self.noise), self._dynamics_sentence(), _verdict_sentence(self)]
+
+    def _dynamics_sentence(self) -> str:
+        share = self.nonlinear_share
+        degree = (
+            "practically linear"
+            if share < LINEAR
+            else "mildly non-linear"
+            if share < MILD
+            else "clearly non-linear"
+            if share < CLEAR
+            else "strongly non-linear"
+        )
+        states = "1 state" if self.num_states == 1 else f"{self.num_states} states"
+        return (
+            f"The dynamics ({states}) are {degree}: a straight line leaves {100 * share:.2g} % of the variance of f over the states "
+            f"that were visited, where f is known to about {100 * self.function_uncertainty:.2g} % of its spread."
+        )
+
+
+def find(result: FitResult, evaluation: Evaluation | None = None, *, key: PRNGKey, name: str = "gpssm") -> Findings:
+    """What there is to say of a fit, and of its scores on held-out data if there are any."""
+    points = visited_inputs(result, key=key)
+    mean, variance = transition_moments(result, points)
+    residual = mean - _linear_part(points, mean)
+    spread = mean.var(axis=0)
+    floor = np.maximum(spread, 1e-12)
+    verdict, numbers = _verdict(evaluation, name)
+    return Findings(
+        num_states=result.model.num_states,
+        noise=_noise(result),
+        nonlinear_share=float(residual.var(axis=0).sum() / floor.sum()),
+        nonlinear_shares=tuple(float(share) for share in residual.var(axis=0) / floor),
+        function_uncertainty=float(np.sqrt(variance.mean(axis=0).sum() / floor.sum())),
+        verdict=verdict,
+        verdict_numbers=numbers,
+    )
+
+
+def visited_inputs(result: FitResult, *, key: PRNGKey, num_samples: int = 50) -> Float[np.ndarray, "point input"]:
+    """Posterior mean state and control of every training row that has a successor, in the model's units."""
+    rows = []
+    for i in range(result.data.num_sequences):
+        states = posterior_states(result, key=jr.fold_in(key, i), num_samples=num_samples, sequence=i).mean(axis=0)
+        controls = np.asarray(result.scaling.controls(result.data.controls[i]))
+        rows.append(np.hstack([states, controls])[:-1])
+    return np.concatenate(rows)
+
+
+def _linear_part(points: Float[np.ndarray, "point input"], values: Float[np.ndarray, "point state"]) -> np.ndarray:
+    design = np.hstack([points, np.ones((len(points), 1))])
+    return design @ np.linalg.lstsq(design, values, rcond=None)[0]
+
+
+def _noise(result: FitResult) -> tuple[Noise, ...]:
+    data, scale = result.data, result.scaling.output_scale
+    emission, process_scale = unwrap((result.model.emission, result.model.process_scale))
+    observation = process = [None] * data.num_outputs
+    if isinstance(emission, LinearGaussian):
+        cov = np.asarray(covariance(emission.chol_noise))
+        observation = list(np.sqrt(cov if cov.ndim == 1 else np.diag(cov)) * scale)
+        process = list(np.linalg.norm(np.asarray(emission.matrix) * np.asarray(process_scale), axis=1) * scale)
+    return tuple(
+        Noise(name, unit, _float(seen), _float(moved), float(total))
+        for name, unit, seen, moved, total in zip(
+            data.output_names, data.output_units, observation, process, scale, strict=True
+        )
+    )
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _noise_sentence(noise: Noise) -> str:
+    unit = f" {noise.unit}" if noise.unit else ""
+    if noise.observation is None or noise.process is None:
+        return f"{noise.output} has a standard deviation of {noise.total:.3g}{unit}."
+    return (
+        f"{noise.output}: the sensor adds noise of sd {noise.observation:.3g}{unit}, the process {noise.process:.3g}{unit} a step "
+        f"(the signal itself has sd {noise.total:.3g}{unit})."
+    )
+
+
+def _verdict(evaluation: Evaluation | None, name: str) -> tuple[str, dict[str, float]]:
+    if evaluation is None or not {name, "linear"} <= set(evaluation.errors):
+        return "unknown", {}
+    ours, theirs = evaluation.score(name), evaluation.score("linear")
+    nlpd, nlpd_error = evaluation.difference(name, "linear", "nlpd")
+    crps, crps_error = evaluation.difference(name, "linear", "crps")
+    numbers = {
+        "rmse": ours.rmse,
+        "rmse_linear": theirs.rmse,
+        "nlpd_difference": nlpd,
+        "nlpd_difference_se": nlpd_error,
+        "crps_difference": crps,
+        "crps_difference_se": crps_error,
+    }
+    votes = [
+        -np.sign(d) if np.isfinite(d) and np.isfinite(e) and abs(d) > SIGNIFICANT * e else 0.0
+        for d, e in ((nlpd, nlpd_error), (crps, crps_error))
+    ]
+    verdict = "better" if max(votes) > 0 and min(votes) >= 0 else "worse" if min(votes) < 0 and max(votes) <= 0 else "level"
+    return verdict, {key: float(value) for key, value in numbers.items()}
+
+
+def _verdict_sentence(findings: Findings) -> str:
+    numbers = findings.verdict_numbers
+    if findings.verdict == "unknown":
+        return "Nothing was held out to compare with a linear model, so whether the GPSSM earns its keep is not known."
+    scores = (
+        f"RMSE {numbers['rmse']:.3g} against {numbers['rmse_linear']:.3g} standard units, log score better by "
+        f"{-numbers['nlpd_difference']:.3g} (se {numbers['nlpd_difference_se']:.2g}) a row"
+    )
+    if findings.verdict == "better":
+        return f"The GPSSM earns its keep: on held-out data it beats the linear model ({scores})."
+    if findings.verdict == "worse":
+        return f"The GPSSM does not earn its keep: the linear model forecasts the held-out data better ({scores}). Use that one."
+    return f"The GPSSM and the linear model are level on held-out data ({scores}): the simpler one will do."
+
+
+def held_out_starts(train: Dataset) -> list[int]:
+    """Where the held-out part of each sequence begins."""
+    return [int(n) for n in train.lengths]
