@@ -23,6 +23,7 @@ from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
 from gpssm.elbo import Elbo, elbo, pieces
 from gpssm.gp import InducingPosterior
+from gpssm.initialise import StartSettings, initialise
 from gpssm.model import GPSSM
 from gpssm.noise import Scheme
 from gpssm.params import LowerTriangular, trainable, unwrap
@@ -32,6 +33,7 @@ from gpssm.progress import Report, reporter
 from gpssm.result import FitResult, History, Status
 from gpssm.save import load, save
 
+INITIALISATION = 2**31 - 1  # folded into the key; the steps are numbered from 0
 SKIPS_BEFORE_FAILURE = 20  # consecutive steps without a finite gradient
 
 
@@ -79,24 +81,30 @@ class TrainingState(NamedTuple):
 
 def fit(
     data: Dataset,
-    model: GPSSM,
-    posterior: AbstractPosterior,
+    model: GPSSM | None = None,
+    posterior: AbstractPosterior | None = None,
     *,
     key: PRNGKey,
     scaling: Scaling | None = None,
     settings: FitSettings | None = None,
+    start: StartSettings | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
     progress: bool | Report = False,
 ) -> FitResult:
-    """Fit `model` and `posterior` to `data` by maximising the bound.
+    """Fit a GPSSM to `data` by maximising the bound.
 
-    The model lives in the units of `scaling`, which standardises `data` unless another is given. Numerical failure is told by the
+    Without `model` and `posterior` they come from `initialise`, built as `start` says. The model lives in the units of `scaling`, which standardises `data` unless another is given. Numerical failure is told by the
     result's `status`, and the last good parameters are kept. With `checkpoint` the state is saved to that folder between blocks;
     `resume` goes on from there. `progress` shows a bar, or calls a function with a `Progress` after every block.
     """
     settings = settings or FitSettings()
     scaling = scaling or Scaling.of(data)
+    if (model is None) != (posterior is None) or (model is not None and start is not None):
+        raise ValueError("Give both a model and a posterior to fit them, or neither and, if you like, `start` to have them built.")
+    if model is None or posterior is None:
+        built = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=start)
+        model, posterior = built.model, built.posterior
     check_fits_together(data, model, posterior)
     windows = _training_windows(data.windows(scaling), posterior, settings)
     if settings.natural_gradient is not None:
@@ -228,8 +236,8 @@ class _Blocks(eqx.Module):
             choose(state.params, state.good),
             choose(optimiser, state.optimiser),
             state.step + 1,
-            jnp.where(is_finite, 0, state.num_bad + 1),
-            state.num_skipped + ~is_finite,
+            jnp.where(is_finite, jnp.zeros_like(state.num_bad), state.num_bad + 1),
+            state.num_skipped + (~is_finite).astype(state.num_skipped.dtype),
         )
 
 
@@ -285,7 +293,9 @@ def _adam(settings: FitSettings) -> optax.GradientTransformation:
 def _start(params: Any, settings: FitSettings) -> TrainingState:
     rest = _without_inducing(params) if settings.natural_gradient is not None else params
     zero = jnp.zeros((), jnp.int32)
-    return TrainingState(params, params, _adam(settings).init(rest), zero, zero, zero)
+    state = TrainingState(params, params, _adam(settings).init(rest), zero, zero, zero)
+    # a weakly typed leaf would make the second block another program
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
 
 
 def _training_windows(windows: Window, posterior: AbstractPosterior, settings: FitSettings) -> Window:

@@ -14,6 +14,7 @@ from gpssm.posteriors.local import AmortisedSteps as AmortisedSteps
 from gpssm.posteriors.local import FilteringSteps as FilteringSteps
 from gpssm.posteriors.local import FreeSteps as FreeSteps
 from gpssm.posteriors.local import PriorSteps as PriorSteps
+from gpssm.posteriors.local import free_steps_from as free_steps_from
 from gpssm.posteriors.parametric import Parametric as Parametric
 from gpssm.posteriors.pr_ssm import PRSSM as PRSSM
 from gpssm.posteriors.pr_ssm import PRSSMCorrected as PRSSMCorrected

@@ -20,7 +20,7 @@ from gpssm.data import Window
 from gpssm.emissions import LinearGaussian
 from gpssm.linalg import covariance
 from gpssm.model import GPSSM
-from gpssm.params import AbstractParameter, LowerTriangular, Parameter, as_parameter, as_positive
+from gpssm.params import AbstractParameter, LowerTriangular, Parameter, as_parameter, as_positive, unwrap
 
 
 class Step(NamedTuple):
@@ -206,3 +206,24 @@ class AmortisedSteps(AbstractLocal):
         chol = jax.nn.softplus(raw_chol) + 1e-6
         initial_chol = jnp.diag(jax.nn.softplus(raw_scale) + 1e-6)
         return LocalSteps(mean, initial_chol, (gain, offset, chol), lambda slices: Step(*slices))
+
+
+def free_steps_from(local: AbstractLocal, model: GPSSM, windows: Window, is_full: bool = False) -> FreeSteps:
+    """A table of free steps that starts where another source stands, for example at the filtering factors.
+
+    Without `is_full` only the diagonals of A_t and S_t are kept.
+    """
+    model, local = unwrap((model, local))
+
+    def rows(window: Window) -> tuple[Array, ...]:
+        steps = local.steps(model, window)
+        count = len(window.outputs) - 1
+        step = jax.vmap(lambda index: steps.resolve(jax.tree.map(lambda leaf: leaf[index], steps.scanned)))(jnp.arange(count))
+        return steps.initial_mean, steps.initial_chol, *step
+
+    initial_mean, initial_chol, gain, offset, chol = jax.vmap(rows)(windows)
+    if is_full and gain.ndim == 3:
+        gain, chol = jax.vmap(jax.vmap(jnp.diag))(gain), jax.vmap(jax.vmap(jnp.diag))(chol)
+    if not is_full and gain.ndim == 4:
+        gain, chol = jnp.diagonal(gain, axis1=2, axis2=3), jnp.diagonal(chol, axis1=2, axis2=3)
+    return FreeSteps(initial_mean, initial_chol, gain, offset, chol, is_full)
