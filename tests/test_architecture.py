@@ -11,7 +11,8 @@ FLOW = [  # a module imports only what stands before it
     *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise"),
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
     *("draws", "model", "posteriors", "elbo", "linear", "subspace"),
-    *("initialise", "result", "progress", "fit", "forecasts", "predict", "baselines", "evaluate", "select"),
+    *("initialise", "result", "progress", "fit", "forecasts", "predict", "particles", "filter"),
+    *("baselines", "evaluate", "select"),
     *("config", "plots", "report", "reproduce", "cli"),
 ]
 SHARED_BY_FAMILIES = {"__init__", "base", "chain", "local"}
