@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from gpssm.data import Dataset, Scaling, Window
 from gpssm.emissions import (
     AbstractEmission,

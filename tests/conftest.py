@@ -3,8 +3,10 @@
 import os
 
 # Tests compile much and compute little. What the caller has set comes last, and wins.
-compile_fast = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{compile_fast} {os.environ.get('XLA_FLAGS', '')}".strip()
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    + os.environ.get("XLA_FLAGS", "")
+)
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: one thread each, set before jax and NumPy start
     flags = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()

@@ -5,13 +5,14 @@ import inspect
 import math
 from collections.abc import Callable
 
-import cases
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
+
+import cases
+import oracles
 from cases import EMISSIONS, FAMILIES, KERNELS, MEANS, OTHERS, QUICK, Case
 from gpssm import emissions, kernels, means, posteriors
 from gpssm.elbo import elbo, terms_of_samples
