@@ -63,8 +63,8 @@ class Findings:
         )
         states = "1 state" if self.num_states == 1 else f"{self.num_states} states"
         return (
-            f"The dynamics ({states}) are {degree}: a straight line leaves {100 * share:.2g} % of the variance of f over the states "
-            f"that were visited, where f is known to about {100 * self.function_uncertainty:.2g} % of its spread."
+            f"The dynamics ({states}) are {degree}: a straight line leaves {100 * share:.2g} % of the variance of f over the "
+            f"states that were visited, where f is known to about {100 * self.function_uncertainty:.2g} % of its spread."
         )
 
 
@@ -112,9 +112,7 @@ def _noise(result: FitResult) -> tuple[Noise, ...]:
         process = list(np.linalg.norm(np.asarray(emission.matrix) * np.asarray(process_scale), axis=1) * scale)
     return tuple(
         Noise(name, unit, _float(seen), _float(moved), float(total))
-        for name, unit, seen, moved, total in zip(
-            data.output_names, data.output_units, observation, process, scale, strict=True
-        )
+        for name, unit, seen, moved, total in zip(data.output_names, data.output_units, observation, process, scale, strict=True)
     )
 
 
@@ -127,8 +125,8 @@ def _noise_sentence(noise: Noise) -> str:
     if noise.observation is None or noise.process is None:
         return f"{noise.output} has a standard deviation of {noise.total:.3g}{unit}."
     return (
-        f"{noise.output}: the sensor adds noise of sd {noise.observation:.3g}{unit}, the process {noise.process:.3g}{unit} a step "
-        f"(the signal itself has sd {noise.total:.3g}{unit})."
+        f"{noise.output}: the sensor adds noise of sd {noise.observation:.3g}{unit}, the process {noise.process:.3g}{unit} "
+        f"a step (the signal itself has sd {noise.total:.3g}{unit})."
     )
 
 
@@ -159,14 +157,19 @@ def _verdict_sentence(findings: Findings) -> str:
     if findings.verdict == "unknown":
         return "Nothing was held out to compare with a linear model, so whether the GPSSM earns its keep is not known."
     scores = (
-        f"RMSE {numbers['rmse']:.3g} against {numbers['rmse_linear']:.3g} standard units, log score better by "
-        f"{-numbers['nlpd_difference']:.3g} (se {numbers['nlpd_difference_se']:.2g}) a row"
+        f"RMSE {numbers['rmse']:.3g} against {numbers['rmse_linear']:.3g} standard units; log score "
+        f"{_better(-numbers['nlpd_difference'])} (se {numbers['nlpd_difference_se']:.2g}) and CRPS "
+        f"{_better(-numbers['crps_difference'])} (se {numbers['crps_difference_se']:.2g})"
     )
     if findings.verdict == "better":
         return f"The GPSSM earns its keep: on held-out data it beats the linear model ({scores})."
     if findings.verdict == "worse":
         return f"The GPSSM does not earn its keep: the linear model forecasts the held-out data better ({scores}). Use that one."
     return f"The GPSSM and the linear model are level on held-out data ({scores}): the simpler one will do."
+
+
+def _better(gain: float) -> str:
+    return f"{'better' if gain >= 0 else 'worse'} by {abs(gain):.3g}"
 
 
 def held_out_starts(train: Dataset) -> list[int]:

@@ -33,6 +33,7 @@ from gpssm.atomic import present_folder, write_atomically
 from gpssm.config import Config
 from gpssm.data import Dataset
 from gpssm.evaluate import Evaluation, Forecaster, rolling_origin
+from gpssm.filter import FittedForecaster
 from gpssm.findings import find, held_out_starts
 from gpssm.fit import fit
 from gpssm.progress import Report
@@ -82,7 +83,9 @@ def claimed(folder: str | os.PathLike[str]) -> Iterator[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"Another run is writing into {path} at this moment. Wait for it, or choose another --out.") from None
+            raise ValueError(
+                f"Another run is writing into {path} at this moment. Wait for it, or choose another --out."
+            ) from None
         yield path
     finally:
         os.close(descriptor)
@@ -103,7 +106,8 @@ def begin(folder: Path, config: Config, data: Dataset, *, resume: bool) -> tuple
     kept = configuration.read(folder / "config.toml")
     if different := configuration.differences(kept, config):
         raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(different[:3])}). Resume it with its own, or choose another --out."
+            f"{folder} holds a run with other settings ({'; '.join(different[:3])}). "
+            "Resume it with its own, or choose another --out."
         )
     kept_data = load(folder / "data")
     if kept_data != data:
@@ -121,7 +125,9 @@ def check_new(folder: str | os.PathLike[str]) -> None:
         raise ValueError(_occupied(path, status))
     others = [entry.name for entry in path.iterdir() if not _is_ours(entry.name)] if path.is_dir() else []
     if others:
-        raise ValueError(f"{path} holds other things ({', '.join(sorted(others)[:3])}). Choose an empty or a new folder for --out.")
+        raise ValueError(
+            f"{path} holds other things ({', '.join(sorted(others)[:3])}). Choose an empty or a new folder for --out."
+        )
 
 
 def carry_out(
@@ -172,7 +178,8 @@ def _fit(path: Path, config: Config, train: Dataset, progress: bool | Report, sa
     say("resuming from the checkpoint" if is_resumed else "identifying a linear model to start from")
     began = time.perf_counter()
     start = configuration.build(config, train, key=key)
-    say(f"{start.model.num_states} states, {start.model.transition.num_inducing} inducing points; compiling and fitting")
+    states = "1 state" if start.model.num_states == 1 else f"{start.model.num_states} states"
+    say(f"{states}, {start.model.transition.num_inducing} inducing points; compiling and fitting")
     result = fit(
         train,
         start.model,
@@ -229,9 +236,7 @@ def default_stride(data: Dataset, starts: list[int], horizon: int) -> int:
 
 def forecaster(result: FitResult, num_samples: int) -> Forecaster:
     """The fitted model as `evaluate` wants it."""
-    from gpssm.filter import FittedForecaster
-
-    return FittedForecaster(result)
+    return FittedForecaster(result, num_samples=num_samples)
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:

@@ -1,0 +1,188 @@
+"""`fit`, `compare` and `demo`: verbs that fit."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpssm import baselines, datasets
+from gpssm import config as configuration
+from gpssm import run as runs
+from gpssm.commands import console, loading
+from gpssm.commands.console import Json, say, show
+from gpssm.config import Config
+from gpssm.data import Dataset
+from gpssm.evaluate import Evaluation
+from gpssm.initialise import FAMILIES
+from gpssm.report import write_report
+from gpssm.run import Run
+from gpssm.tables import nearest
+
+DEMO_FAMILIES = ("vcdt", "factorised-linear", "factorised-nonlinear", "pr-ssm")
+NAMES = ", ".join(FAMILIES)
+
+StateDim = Annotated[str | None, typer.Option("--state-dim", metavar="N|auto", help="Number of states.")]
+Inducing = Annotated[str | None, typer.Option("--inducing", metavar="N|auto", help="Number of inducing points.")]
+Fraction = Annotated[float | None, typer.Option("--train-fraction", metavar="F", help="Share of each sequence that trains.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings; options go before them.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of all randomness.")]
+
+
+def fit(
+    data: loading.Data,
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder to make.")],
+    outputs: loading.Outputs = None,
+    controls: loading.Controls = None,
+    sequence: loading.Sequence = None,
+    time: loading.Time = None,
+    state_dim: StateDim = None,
+    posterior: Annotated[str | None, typer.Option("--posterior", metavar="NAME", help=f"One of {NAMES}.")] = None,
+    inducing: Inducing = None,
+    train_fraction: Fraction = None,
+    config: ConfigFile = None,
+    seed: Seed = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in RUN.")] = False,
+    json: Json = None,
+) -> None:
+    """Fit a GPSSM to the first part of the data, and say how good it is on the rest."""
+    console.check_writable(json)
+    if not resume:
+        runs.check_new(out)
+    start = _start_changes(state_dim, posterior, inducing)
+    changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
+    settings = _settings(config, changes, start, seed)
+    for part, reference in settings.own_parts.items():
+        configuration.resolve(reference, f"start.{part}")
+    dataset = loading.load_data(settings.data)
+    loading.checked_length(settings, dataset)
+    with console.timed("fit"):
+        show(dataset.describe())
+        try:
+            run = runs.carry_out(out, settings, dataset, resume=resume, progress=True, say=say)
+        except KeyboardInterrupt:
+            say(f"Interrupted. Go on with the same command and --resume; what there is stands in {out}.")
+            raise
+        _present(run)
+        console.write_json(json, run.metrics)
+
+
+def compare(
+    data: loading.Data,
+    outputs: loading.Outputs = None,
+    controls: loading.Controls = None,
+    sequence: loading.Sequence = None,
+    time: loading.Time = None,
+    posteriors: Annotated[str, typer.Option("--posteriors", metavar="A,B,C", help=f"Any of {NAMES}.")] = ",".join(DEMO_FAMILIES),
+    state_dim: StateDim = None,
+    inducing: Inducing = None,
+    train_fraction: Fraction = None,
+    config: ConfigFile = None,
+    seed: Seed = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs and the report go.")] = Path("comparison"),
+    json: Json = None,
+) -> None:
+    """Fit several posterior families to the same data; one table, one report, every baseline beside them."""
+    console.check_writable(json)
+    families = _families(posteriors)
+    for family in families:
+        runs.check_new(out / family)
+    changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
+    settings = _settings(config, changes, _start_changes(state_dim, None, inducing), seed)
+    dataset = loading.load_data(settings.data)
+    loading.checked_length(settings, dataset)
+    if settings.data.train_fraction == 1:
+        raise ValueError("A comparison needs held-out data: choose a --train-fraction below 1.")
+    with console.timed("compare"):
+        show(dataset.describe())
+        run, evaluation = fit_families(out, settings, dataset, families)
+        console.show_scores(evaluation)
+        say(f"wrote {write_report(run, out / 'report.html', evaluation=evaluation)}")
+        console.write_json(json, evaluation.to_dict())
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs and the report go.")] = Path("gpssm-demo"),
+    json: Json = None,
+) -> None:
+    """Learn the kink function from noisy data by VCDT and its rivals; about two minutes, nothing to download."""
+    console.check_writable(json)
+    is_there = [runs.read_status(out / family) is not None for family in DEMO_FAMILIES]
+    if any(is_there):
+        say(f"{out} holds runs of the demo: they are {'shown' if all(is_there) else 'gone on with'}. Remove it to start afresh.")
+    simulation = datasets.kink(num_steps=160, observation_variance=0.2, seed=3)
+    settings = configuration.override(Config(), DEMO_SETTINGS)
+    with console.timed("demo"):
+        show("The kink function of Ialongo et al. (2019): one hidden state, 120 noisy rows to learn from, 40 held out.")
+        run, evaluation = fit_families(out, settings, simulation.dataset, DEMO_FAMILIES, resume=True)
+        console.show_scores(evaluation)
+        console.sentences(run.metrics["words"])
+        path = write_report(run, out / "report.html", evaluation=evaluation, truth=simulation.transition)
+        show(f"Report: {path}")
+        show(f"Next: gpssm forecast {out / 'vcdt'} --steps 10")
+        console.write_json(json, evaluation.to_dict())
+
+
+DEMO_SETTINGS: dict[str, Any] = {
+    "data": {"source": "kink"},
+    "start": {"state_dim": 1, "num_inducing": 20},
+    "fit": {"num_steps": 600, "num_samples": 8, "learning_rate": 0.02, "block_steps": 50},
+    "forecast": {"horizon": 10},
+}
+
+
+def fit_families(
+    out: Path, settings: Config, data: Dataset, families: tuple[str, ...], *, resume: bool = False
+) -> tuple[Run, Evaluation]:
+    """A run for each family in a folder of its name; the first run, and all families and baselines scored together."""
+    train, _ = runs.training_part(settings, data)
+    say("fitting the baselines")
+    rivals: dict[str, Any] = dict(baselines.fit_all(train, seed=settings.seed))
+    run, errors, seconds = None, {}, {}
+    for i, family in enumerate(families):
+        say(f"[{i + 1}/{len(families)}] {family}")
+        chosen = configuration.override(settings, {"start": {"posterior": family}})
+        done = runs.carry_out(out / family, chosen, data, resume=resume, progress=True, say=say, rivals=rivals)
+        assert done.evaluation is not None
+        errors[family], seconds[family] = done.evaluation.errors["gpssm"], done.evaluation.seconds["gpssm"]
+        run = run or done
+    assert run is not None
+    assert run.evaluation is not None
+    first = run.evaluation
+    errors |= {name: first.errors[name] for name in rivals}
+    seconds |= {name: first.seconds[name] for name in rivals}
+    fields = {name: getattr(first, name) for name in first.__dataclass_fields__}
+    return run, Evaluation(**{**fields, "errors": errors, "seconds": seconds})
+
+
+def _present(run: Run) -> None:
+    if run.evaluation is not None:
+        console.show_scores(run.evaluation)
+    console.sentences(run.metrics["words"])
+    show(f"Run folder: {run.folder}. Next: gpssm report {run.folder}; gpssm forecast {run.folder} --steps 30")
+
+
+def _settings(file: Path | None, data: Mapping[str, Any], start: Mapping[str, Any], seed: int | None) -> Config:
+    base = configuration.read(file) if file is not None else Config()
+    changes: dict[str, Any] = {"data": data, "start": start}
+    return configuration.override(base, changes if seed is None else {**changes, "seed": seed})
+
+
+def _start_changes(state_dim: str | None, posterior: str | None, inducing: str | None) -> dict[str, Any]:
+    number = console.number_or_auto(inducing, "--inducing")
+    changes = {
+        "state_dim": console.number_or_auto(state_dim, "--state-dim"),
+        "posterior": None if posterior is None else _families(posterior, "--posterior")[0],
+        "num_inducing": Config().start.num_inducing if number == "auto" else number,
+    }
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def _families(text: str, option: str = "--posteriors") -> tuple[str, ...]:
+    chosen = console.comma_list(text)
+    for name in chosen:
+        if name not in FAMILIES:
+            raise ValueError(f"{option}: there is no posterior '{name}'{nearest(name, list(FAMILIES))}. There are: {NAMES}.")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"{option} takes names, each once, out of {NAMES}, but got '{text}'.")
+    return chosen
