@@ -193,7 +193,7 @@ def extend(draw: ExactDraw, memory: ExactMemory, num_more: int) -> tuple[ExactDr
     """The same draw with room for `num_more` further values, so that it can go on beyond its trajectory."""
     old, slots = draw.num_slots, draw.num_slots + num_more
     chol = jnp.broadcast_to(jnp.eye(slots, dtype=memory.chol.dtype), (len(memory.chol), slots, slots))
-    return eqx.tree_at(lambda d: d.num_slots, draw, slots), ExactMemory(
+    return ExactDraw(draw.basis, draw.mean, draw.inducing, slots), ExactMemory(
         memory.count,
         jnp.pad(memory.points, ((0, num_more), (0, 0))),
         jnp.pad(memory.projections, ((0, num_more), (0, 0), (0, 0))),
