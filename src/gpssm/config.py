@@ -25,13 +25,16 @@ from gpssm._types import PRNGKey
 from gpssm.data import Dataset, Scaling
 from gpssm.emissions import AbstractEmission
 from gpssm.fit import INITIALISATION, FitSettings
-from gpssm.initialise import Start, StartSettings, initialise
+from gpssm.initialise import StartSettings, initialise
 from gpssm.kernels import AbstractKernel
 from gpssm.means import AbstractMean
+from gpssm.model import GPSSM
 from gpssm.params import unwrap
+from gpssm.posteriors import AbstractPosterior
 from gpssm.tables import nearest
 
-OWN_PARTS = ("kernel", "mean", "emission")  # of [start], that may be `module:name`
+OWN_PARTS = ("kernel", "mean", "emission", "builder")  # of [start], that may be `module:name`
+ONLY_OWN = ("emission", "builder")  # which have no short names; `builder` makes model and posterior altogether
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def parse(text: str) -> Config:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"this is not TOML: {error}. Text stands in quotes, as in posterior = \"vcdt\".") from None
+        raise ValueError(f'this is not TOML: {error}. Text stands in quotes, as in posterior = "vcdt".') from None
     return override(Config(), tables)
 
 
@@ -136,7 +139,7 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
         else:
             entries = dict(value)
             for part in OWN_PARTS if name == "start" else ():
-                if isinstance(entries.get(part), str) and (":" in entries[part] or part == "emission"):
+                if isinstance(entries.get(part), str) and (":" in entries[part] or part in ONLY_OWN):
                     own_parts[part] = _checked_reference(part, entries.pop(part))
                 elif part in entries:
                     own_parts.pop(part, None)
@@ -155,8 +158,9 @@ def to_toml(config: Config) -> str:
             if name == "start" and entry.name in config.own_parts:
                 value = config.own_parts[entry.name]
             lines.append(f"{entry.name} = {_to_toml_value(value)}")
-        if name == "start" and "emission" in config.own_parts:
-            lines.append(f"emission = {_to_toml_value(config.own_parts['emission'])}")
+        for part in ONLY_OWN if name == "start" else ():
+            if part in config.own_parts:
+                lines.append(f"{part} = {_to_toml_value(config.own_parts[part])}")
     return "\n".join(lines) + "\n"
 
 
@@ -166,10 +170,17 @@ def differences(first: Config, second: Config) -> list[str]:
     return [f"{k}: {ours.get(k)!r}, {theirs.get(k)!r}" for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)]
 
 
-def build(config: Config, data: Dataset, *, key: PRNGKey) -> Start:
+def build(config: Config, data: Dataset, *, key: PRNGKey) -> tuple[GPSSM, AbstractPosterior]:
     """The model and posterior that `config` asks for, the user's own parts put in."""
-    scaling = Scaling.of(data)
-    start = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=config.start)
+    key = jr.fold_in(key, INITIALISATION)
+    if "builder" in config.own_parts:
+        made = resolve(config.own_parts["builder"], "start.builder")(data, config.start, key=key)
+        if not (
+            isinstance(made, tuple) and [isinstance(made[0], GPSSM), isinstance(made[-1], AbstractPosterior)] == [True, True]
+        ):
+            raise ValueError("`start.builder` must give a model and a posterior: (GPSSM, posterior).")
+        return made
+    start = initialise(data, key=key, scaling=Scaling.of(data), settings=config.start)
     makers = {part: resolve(reference, f"start.{part}") for part, reference in config.own_parts.items()}
     model, posterior = start.model, start.posterior
     if "kernel" in makers:
@@ -186,7 +197,7 @@ def build(config: Config, data: Dataset, *, key: PRNGKey) -> Start:
     if "emission" in makers:
         emission = _made(makers["emission"], "emission", AbstractEmission, model.num_states, data.num_outputs)
         model = eqx.tree_at(lambda m: m.emission, model, emission)
-    return replace(start, model=model, posterior=posterior)
+    return model, posterior
 
 
 def resolve(reference: str, setting: str) -> Any:
@@ -234,7 +245,7 @@ def _table(name: str, default: Any, entries: Mapping[str, Any]) -> Any:
     hints, known = get_type_hints(type(default)), [f.name for f in fields(default)]
     for key in entries:
         if key not in known:
-            listed = ", ".join([*known, *(["emission"] if name == "start" else [])])
+            listed = ", ".join([*known, *(ONLY_OWN if name == "start" else [])])
             raise ValueError(f"there is no setting '{key}' in [{name}]{nearest(key, known)}. There are: {listed}.")
     values = {key: _checked(f"{name}.{key}", value, hints[key]) for key, value in entries.items()}
     try:

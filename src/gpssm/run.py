@@ -175,15 +175,15 @@ def _fit(path: Path, config: Config, train: Dataset, progress: bool | Report, sa
     checkpoint = path / "checkpoint"
     is_resumed = present_folder(checkpoint).is_dir()
     _set_status(path, "fitting")
-    say("resuming from the checkpoint" if is_resumed else "identifying a linear model to start from")
+    say("resuming from the checkpoint" if is_resumed else "finding where to start")
     began = time.perf_counter()
-    start = configuration.build(config, train, key=key)
-    states = "1 state" if start.model.num_states == 1 else f"{start.model.num_states} states"
-    say(f"{states}, {start.model.transition.num_inducing} inducing points; compiling and fitting")
+    model, posterior = configuration.build(config, train, key=key)
+    states = "1 state" if model.num_states == 1 else f"{model.num_states} states"
+    say(f"{states}, {model.transition.num_inducing} inducing points; compiling and fitting")
     result = fit(
         train,
-        start.model,
-        start.posterior,
+        model,
+        posterior,
         key=key,
         settings=config.fit,
         checkpoint=checkpoint,

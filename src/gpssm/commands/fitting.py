@@ -110,7 +110,7 @@ def demo(
     is_there = [runs.read_status(out / family) is not None for family in DEMO_FAMILIES]
     if any(is_there):
         say(f"{out} holds runs of the demo: they are {'shown' if all(is_there) else 'gone on with'}. Remove it to start afresh.")
-    simulation = datasets.kink(num_steps=160, observation_variance=0.2, seed=3)
+    simulation = datasets.kink(num_steps=160, observation_variance=0.1, seed=3)
     settings = configuration.override(Config(), DEMO_SETTINGS)
     with console.timed("demo"):
         show("The kink function of Ialongo et al. (2019): one hidden state, 120 noisy rows to learn from, 40 held out.")
@@ -125,7 +125,7 @@ def demo(
 
 DEMO_SETTINGS: dict[str, Any] = {
     "data": {"source": "kink"},
-    "start": {"state_dim": 1, "num_inducing": 20},
+    "start": {"state_dim": 1, "num_inducing": 20, "builder": "gpssm.commands.kink_start:start"},
     "fit": {"num_steps": 600, "num_samples": 8, "learning_rate": 0.02, "block_steps": 50},
     "forecast": {"horizon": 10},
 }

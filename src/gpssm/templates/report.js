@@ -124,7 +124,7 @@
       const [[x0, x1], [y0, y1]] = this.ranges();
       const [yTicks, yDigits] = ticks(y0, y1, Math.max(3, height / 55));
       const longest = Math.max(...yTicks.map((v) => label(v, yDigits).length), 1);
-      const box = { left: 24 + 6.6 * longest, right: 10, top: 8, bottom: 38 };
+      const box = { left: 28 + 6.8 * longest, right: 16, top: 8, bottom: 38 };
       const inner = { width: width - box.left - box.right, height: height - box.top - box.bottom };
       const px = (v) => box.left + ((v - x0) / (x1 - x0)) * inner.width;
       const py = (v) => box.top + (1 - (v - y0) / (y1 - y0)) * inner.height;
