@@ -7,9 +7,10 @@ there is either one group (everything shared) or one per state.
 
 from typing import Any, TypeAlias
 
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
 Scalar: TypeAlias = Float[Array, ""]
+Values: TypeAlias = ArrayLike | list  # what a user may give for an array of numbers
 PRNGKey: TypeAlias = Key[Array, ""] | Any  # typed keys, and the raw uint32 keys of older code
 
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "PRNGKey", "Scalar"]
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "PRNGKey", "Scalar", "Values"]

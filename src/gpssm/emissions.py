@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.scipy import stats
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, Bool, Float
 
-from gpssm._types import PRNGKey
+from gpssm._types import PRNGKey, Values
 from gpssm.gp import InducingPosterior, SparseGP, marginal_moments
 from gpssm.linalg import gaussian_log_density, matvec
 from gpssm.params import AbstractParameter, LowerTriangular, Parameter, as_floating, as_parameter, as_positive
@@ -52,9 +52,9 @@ class LinearGaussian(AbstractEmission):
 
     def __init__(
         self,
-        matrix: ArrayLike | AbstractParameter,
-        offset: ArrayLike | AbstractParameter,
-        chol_noise: ArrayLike | AbstractParameter,
+        matrix: Values | AbstractParameter,
+        offset: Values | AbstractParameter,
+        chol_noise: Values | AbstractParameter,
     ):
         """`chol_noise` is [output], standard deviations, or [output, output], the lower Cholesky factor of R."""
         self.matrix, self.offset = as_parameter(matrix), as_parameter(offset)
@@ -78,7 +78,7 @@ class NonlinearGaussian(AbstractEmission):
     function: Callable
     chol_noise: Parameter
 
-    def __init__(self, function: Callable, chol_noise: ArrayLike | AbstractParameter):
+    def __init__(self, function: Callable, chol_noise: Values | AbstractParameter):
         self.function, self.chol_noise = function, _noise_scale(chol_noise)
 
     def log_density(
@@ -103,10 +103,10 @@ class StudentT(AbstractEmission):
 
     def __init__(
         self,
-        matrix: ArrayLike | AbstractParameter,
-        offset: ArrayLike | AbstractParameter,
-        scale: ArrayLike | AbstractParameter,
-        degrees_of_freedom: ArrayLike | AbstractParameter = 4.0,
+        matrix: Values | AbstractParameter,
+        offset: Values | AbstractParameter,
+        scale: Values | AbstractParameter,
+        degrees_of_freedom: Values | AbstractParameter = 4.0,
     ):
         self.matrix, self.offset = as_parameter(matrix), as_parameter(offset)
         self.scale, self.degrees_of_freedom = as_positive(scale), as_positive(degrees_of_freedom)
@@ -131,7 +131,7 @@ class Poisson(AbstractEmission):
     matrix: Parameter
     offset: Parameter
 
-    def __init__(self, matrix: ArrayLike | AbstractParameter, offset: ArrayLike | AbstractParameter):
+    def __init__(self, matrix: Values | AbstractParameter, offset: Values | AbstractParameter):
         self.matrix, self.offset = as_parameter(matrix), as_parameter(offset)
 
     def log_density(
@@ -158,9 +158,9 @@ class StochasticVolatility(AbstractEmission):
 
     def __init__(
         self,
-        matrix: ArrayLike | AbstractParameter,
-        log_variance: ArrayLike | AbstractParameter,
-        offset: ArrayLike | AbstractParameter,
+        matrix: Values | AbstractParameter,
+        log_variance: Values | AbstractParameter,
+        offset: Values | AbstractParameter,
     ):
         self.matrix, self.log_variance = as_parameter(matrix), as_parameter(log_variance)
         self.offset = as_parameter(offset)
@@ -190,7 +190,7 @@ class SparseGPEmission(AbstractEmission):
     inducing: InducingPosterior
     scale: Parameter
 
-    def __init__(self, function: SparseGP, inducing: InducingPosterior, scale: ArrayLike | AbstractParameter):
+    def __init__(self, function: SparseGP, inducing: InducingPosterior, scale: Values | AbstractParameter):
         self.function, self.inducing, self.scale = function, inducing, as_positive(scale)
 
     def log_density(
@@ -252,7 +252,7 @@ def _inducing_nodes(tree: Any) -> list[InducingPosterior]:
     return [leaf for leaf in leaves if isinstance(leaf, InducingPosterior)]
 
 
-def _noise_scale(chol_noise: ArrayLike | AbstractParameter) -> AbstractParameter:
+def _noise_scale(chol_noise: Values | AbstractParameter) -> AbstractParameter:
     if isinstance(chol_noise, AbstractParameter):
         return chol_noise
     array = as_floating(chol_noise)

@@ -94,14 +94,17 @@ def fit(
 ) -> FitResult:
     """Fit a GPSSM to `data` by maximising the bound.
 
-    Without `model` and `posterior` they come from `initialise`, built as `start` says. The model lives in the units of `scaling`, which standardises `data` unless another is given. Numerical failure is told by the
-    result's `status`, and the last good parameters are kept. With `checkpoint` the state is saved to that folder between blocks;
-    `resume` goes on from there. `progress` shows a bar, or calls a function with a `Progress` after every block.
+    Without `model` and `posterior` they come from `initialise`, built as `start` says. The model lives in the units of
+    `scaling`, which standardises `data` unless another is given. Numerical failure is told by the result's `status`, and the
+    last good parameters are kept. With `checkpoint` the state is saved to that folder between blocks; `resume` goes on from
+    there. `progress` shows a bar, or calls a function with the `History` after every block.
     """
     settings = settings or FitSettings()
     scaling = scaling or Scaling.of(data)
     if (model is None) != (posterior is None) or (model is not None and start is not None):
-        raise ValueError("Give both a model and a posterior to fit them, or neither and, if you like, `start` to have them built.")
+        raise ValueError(
+            "Give both a model and a posterior to fit them, or neither and, if you like, `start` to have them built."
+        )
     if model is None or posterior is None:
         built = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=start)
         model, posterior = built.model, built.posterior
@@ -183,7 +186,7 @@ class _Blocks(eqx.Module):
         state, (terms, is_finite) = _run_steps(self, state, num_steps)
         finite = np.asarray(is_finite)
         return jax.block_until_ready(state), jax.tree.map(
-            lambda term: float(np.mean(np.asarray(term)[finite])) if finite.any() else float("nan"), terms
+            lambda term: jnp.asarray(np.mean(np.asarray(term)[finite]) if finite.any() else np.nan), terms
         )
 
     def step(self, state: TrainingState) -> tuple[TrainingState, tuple[Elbo, Bool[Array, ""]]]:
@@ -369,4 +372,3 @@ def _resumed(
     if structure != saved_structure or any(jnp.shape(a) != jnp.shape(b) for a, b in zip(leaves, saved_leaves, strict=True)):
         raise ValueError(f"The checkpoint {checkpoint} holds another model or posterior than the one to be fitted.")
     return saved.state, saved.history
-

@@ -15,8 +15,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
+from gpssm._types import Values
 from gpssm.kernels import AbstractKernel
 from gpssm.linalg import jittered_cholesky, lower_inverse, standard_normal_kl
 from gpssm.means import AbstractMean
@@ -31,7 +32,7 @@ class InducingPosterior(eqx.Module):
     mean: Parameter
     chol: Parameter
 
-    def __init__(self, mean: ArrayLike | AbstractParameter, chol: ArrayLike | AbstractParameter):
+    def __init__(self, mean: Values | AbstractParameter, chol: Values | AbstractParameter):
         self.mean = as_parameter(mean)
         self.chol = chol if isinstance(chol, AbstractParameter) else LowerTriangular(chol)
 
@@ -101,9 +102,9 @@ class SparseGP(eqx.Module):
         self,
         kernels: AbstractKernel | Sequence[AbstractKernel],
         mean: AbstractMean,
-        inducing_inputs: ArrayLike | AbstractParameter,
+        inducing_inputs: Values | AbstractParameter,
         num_states: int,
-        jitter: ArrayLike = DEFAULT_JITTER,
+        jitter: Values = DEFAULT_JITTER,
     ):
         """`inducing_inputs` is [inducing, input] to share it, or [state, inducing, input]; `jitter` is added to the diagonal of
         K(Z, Z), as a share of its mean."""

@@ -1,9 +1,9 @@
 """Where a fit starts: a linear state-space model's states, and everything else in closed form given them.
 
-Subspace identification gives states, their dimension and a linear model. In a basis in which the states have unit covariance and the
-process noise is diagonal, that model is the GP's linear mean, inducing inputs are spread over the visited states, q(u) is the exact
-posterior given those states, and A_t, b_t, S_t are those of the linear smoother. Before any step is taken the GPSSM is thus already
-as good as the linear model.
+Subspace identification gives states, their dimension and a linear model. In a basis in which the states have unit covariance
+and the process noise is diagonal, that model is the GP's linear mean, inducing inputs are spread over the visited states, q(u) is
+the exact posterior given those states, and A_t, b_t, S_t are those of the linear smoother. Before any step is taken the GPSSM is
+thus already about as good as the linear model.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,8 @@ FAMILIES: dict[str, type[AbstractPosterior]] = {
 }
 KERNELS = ("se", "matern12", "matern32", "matern52", "rq")
 MEANS = ("linear", "identity", "zero")
-LOCALS = ("free", "free-diagonal", "filtering", "amortised", "prior")
+LOCALS = ("auto", "free", "free-diagonal", "filtering", "amortised", "prior")
+PRIOR_ONLY = ("pr-ssm", "pr-ssm-corrected")  # families that have no steps of their own
 SMALLEST_SCALE = 0.02  # of the noise a fit starts with, in standard units
 
 
@@ -63,12 +64,12 @@ SMALLEST_SCALE = 0.02  # of the noise a fit starts with, in standard units
 class StartSettings:
     """What to build; the defaults are what `gpssm.fit` uses."""
 
-    state_dim: int | Literal["auto"] = "auto"
+    state_dim: int | str = "auto"
     posterior: str = "vcdt"
     num_inducing: int = 50
     kernel: str = "se"
     mean: str = "linear"
-    local: str = "free"
+    local: str = "auto"  # prior steps where the family has no others, else free ones
     is_inducing_shared: bool = False
     cut_every: int | None = None
     nonlinear_scale: float = 0.3  # prior standard deviation of f around its linear mean, in units of the states
@@ -85,6 +86,17 @@ class StartSettings:
                 raise ValueError(f"`{name}` must be one of {', '.join(choices)}, but got {getattr(self, name)!r}.")
         if self.state_dim != "auto" and (isinstance(self.state_dim, str) or self.state_dim < 1):
             raise ValueError(f"`state_dim` must be 'auto' or a whole number from 1, but got {self.state_dim!r}.")
+        if self.posterior in PRIOR_ONLY and self.local not in ("auto", "prior"):
+            raise ValueError(
+                f"`{self.posterior}` moves as the prior does: expected `local` 'auto' or 'prior', got {self.local!r}."
+            )
+        if self.posterior == "factorised-linear" and self.local in ("filtering", "prior"):
+            raise ValueError(
+                f"`factorised-linear` is linear in the state, but `local` {self.local!r} gives steps for values of f: expected "
+                "'auto', 'free', 'free-diagonal' or 'amortised'."
+            )
+        if self.cut_every is not None and (self.posterior in PRIOR_ONLY or self.local not in ("auto", "free", "free-diagonal")):
+            raise ValueError("`cut_every` cuts free steps: expected `local` 'auto', 'free' or 'free-diagonal' with it.")
         if self.num_inducing < 1:
             raise ValueError(f"`num_inducing` must be at least 1, but got {self.num_inducing}.")
 
@@ -98,9 +110,7 @@ class Start:
     identification: Identification
 
 
-def initialise(
-    data: Dataset, *, key: PRNGKey, scaling: Scaling | None = None, settings: StartSettings | None = None
-) -> Start:
+def initialise(data: Dataset, *, key: PRNGKey, scaling: Scaling | None = None, settings: StartSettings | None = None) -> Start:
     """A model and posterior that start where the best linear state-space model of `data` stands."""
     settings, scaling = settings or StartSettings(), scaling or Scaling.of(data)
     outputs = [scaling.outputs(a) for a in data.outputs]
@@ -224,9 +234,9 @@ def _local(
     small = 1e-6 * np.eye(linear.state_dim)
     initial_mean = np.stack([x[0] for x in states])
     initial_chol = np.stack([np.linalg.cholesky(p[0] + small) for p in covariances])
-    if settings.local == "prior" or settings.posterior in ("pr-ssm", "pr-ssm-corrected"):
+    if settings.local == "prior" or settings.posterior in PRIOR_ONLY:
         return PriorSteps(initial_mean, initial_chol)
-    is_full = settings.local == "free"
+    is_full = settings.local != "free-diagonal"
     is_linear = settings.posterior == "factorised-linear"
     longest = max(len(x) for x in states) - 1
     tables = [
@@ -267,8 +277,10 @@ def _smoother_steps(
         shape = 0.5 * (shape + shape.T)
         gains.append(shape / process)
         chols.append(np.linalg.cholesky(shape))
-        precision = linear.transition.T @ (precision - precision @ shape @ precision) @ linear.transition if is_full else (
-            linear.transition.T @ np.diag(np.diag(precision) / (1 + process * np.diag(precision))) @ linear.transition
+        precision = (
+            linear.transition.T @ (precision - precision @ shape @ precision) @ linear.transition
+            if is_full
+            else (linear.transition.T @ np.diag(np.diag(precision) / (1 + process * np.diag(precision))) @ linear.transition)
         )
     gain, chol = np.array(gains[::-1]), np.array(chols[::-1])
     plain, q = unwrap(model), unwrap(inducing)

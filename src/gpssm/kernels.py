@@ -12,9 +12,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
-from gpssm._types import PRNGKey
+from gpssm._types import PRNGKey, Values
 from gpssm.params import AbstractParameter, Parameter, as_positive
 
 SMALLEST_SQUARED_DISTANCE = 1e-36  # keeps the gradient of a distance finite where two points coincide
@@ -70,7 +70,7 @@ class SquaredExponential(AbstractKernel):
     lengthscales: Parameter
     variance: Parameter
 
-    def __init__(self, lengthscales: ArrayLike | AbstractParameter, variance: ArrayLike | AbstractParameter = 1.0):
+    def __init__(self, lengthscales: Values | AbstractParameter, variance: Values | AbstractParameter = 1.0):
         self.lengthscales, self.variance = as_positive(lengthscales), as_positive(variance)
 
     def __call__(self, left: Float[Array, " input"], right: Float[Array, " input"]) -> Float[Array, ""]:
@@ -90,8 +90,8 @@ class Matern(AbstractKernel):
 
     def __init__(
         self,
-        lengthscales: ArrayLike | AbstractParameter,
-        variance: ArrayLike | AbstractParameter = 1.0,
+        lengthscales: Values | AbstractParameter,
+        variance: Values | AbstractParameter = 1.0,
         smoothness: float = 1.5,
     ):
         if smoothness not in (0.5, 1.5, 2.5):
@@ -123,9 +123,9 @@ class RationalQuadratic(AbstractKernel):
 
     def __init__(
         self,
-        lengthscales: ArrayLike | AbstractParameter,
-        variance: ArrayLike | AbstractParameter = 1.0,
-        mixture: ArrayLike | AbstractParameter = 1.0,
+        lengthscales: Values | AbstractParameter,
+        variance: Values | AbstractParameter = 1.0,
+        mixture: Values | AbstractParameter = 1.0,
     ):
         self.lengthscales, self.variance = as_positive(lengthscales), as_positive(variance)
         self.mixture = as_positive(mixture)
@@ -153,9 +153,9 @@ class Periodic(AbstractKernel):
 
     def __init__(
         self,
-        lengthscales: ArrayLike | AbstractParameter,
-        variance: ArrayLike | AbstractParameter = 1.0,
-        period: ArrayLike | AbstractParameter = 1.0,
+        lengthscales: Values | AbstractParameter,
+        variance: Values | AbstractParameter = 1.0,
+        period: Values | AbstractParameter = 1.0,
         num_harmonics: int = 32,
     ):
         self.lengthscales, self.variance = as_positive(lengthscales), as_positive(variance)
@@ -189,7 +189,7 @@ class LinearKernel(AbstractKernel):
 
     variances: Parameter
 
-    def __init__(self, variances: ArrayLike | AbstractParameter):
+    def __init__(self, variances: Values | AbstractParameter):
         self.variances = as_positive(variances)
 
     def __call__(self, left: Float[Array, " input"], right: Float[Array, " input"]) -> Float[Array, ""]:
@@ -204,7 +204,7 @@ class ConstantKernel(AbstractKernel):
 
     variance: Parameter
 
-    def __init__(self, variance: ArrayLike | AbstractParameter = 1.0):
+    def __init__(self, variance: Values | AbstractParameter = 1.0):
         self.variance = as_positive(variance)
 
     def __call__(self, left: Float[Array, " input"], right: Float[Array, " input"]) -> Float[Array, ""]:

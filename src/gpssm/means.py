@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
+from gpssm._types import Values
 from gpssm.params import Parameter, as_parameter
 
 
@@ -48,7 +49,7 @@ class LinearMean(AbstractMean):
     matrix: Parameter
     offset: Parameter
 
-    def __init__(self, matrix: ArrayLike | Parameter, offset: ArrayLike | Parameter):
+    def __init__(self, matrix: Values | Parameter, offset: Values | Parameter):
         self.matrix = as_parameter(matrix)
         self.offset = as_parameter(offset)
 

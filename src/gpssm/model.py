@@ -9,9 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
-from gpssm._types import PRNGKey
+from gpssm._types import PRNGKey, Values
 from gpssm.draws import AbstractDraw, ExactDraw, num_features, pathwise_draw, pathwise_features
 from gpssm.emissions import AbstractEmission, realise
 from gpssm.gp import InducingPosterior, SparseGP
@@ -31,9 +31,9 @@ class GPSSM(eqx.Module):
         self,
         transition: SparseGP,
         emission: AbstractEmission,
-        process_scale: ArrayLike | AbstractParameter,
-        initial_mean: ArrayLike | AbstractParameter | None = None,
-        initial_chol: ArrayLike | AbstractParameter | None = None,
+        process_scale: Values | AbstractParameter,
+        initial_mean: Values | AbstractParameter | None = None,
+        initial_chol: Values | AbstractParameter | None = None,
     ):
         """`process_scale` [state] holds standard deviations; x_1 is standard normal unless said otherwise."""
         states = transition.num_states

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+
+from gpssm._types import Values
 
 SMALLEST_POSITIVE = 1e-6
 
@@ -35,7 +37,7 @@ class Positive(AbstractParameter):
 
     raw: Float[Array, "..."]
 
-    def __init__(self, value: ArrayLike):
+    def __init__(self, value: Values):
         self.raw = softplus_inverse(jnp.maximum(as_floating(value), 2 * SMALLEST_POSITIVE) - SMALLEST_POSITIVE)
 
     def value(self) -> Float[Array, "..."]:
@@ -47,7 +49,7 @@ class LowerTriangular(AbstractParameter):
 
     raw: Float[Array, "... n n"]
 
-    def __init__(self, value: ArrayLike):
+    def __init__(self, value: Values):
         value = as_floating(value)
         diagonal = jnp.maximum(jnp.diagonal(value, axis1=-2, axis2=-1), 2 * SMALLEST_POSITIVE)
         self.raw = jnp.tril(value, -1) + _diagonal_matrix(softplus_inverse(diagonal - SMALLEST_POSITIVE))
@@ -101,12 +103,12 @@ def trainable(tree: Any) -> Any:
     return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, Frozen))
 
 
-def as_parameter(value: ArrayLike | AbstractParameter) -> Parameter:
+def as_parameter(value: Values | AbstractParameter) -> Parameter:
     """A free parameter from an array, or the node that was given."""
     return value if isinstance(value, AbstractParameter) else as_floating(value)
 
 
-def as_positive(value: ArrayLike | AbstractParameter) -> AbstractParameter:
+def as_positive(value: Values | AbstractParameter) -> AbstractParameter:
     """A positive parameter from an array, or the node that was given."""
     return value if isinstance(value, AbstractParameter) else Positive(value)
 
@@ -115,7 +117,7 @@ def _is_node(leaf: Any) -> bool:
     return isinstance(leaf, AbstractParameter)
 
 
-def as_floating(value: ArrayLike) -> Array:
+def as_floating(value: Values) -> Array:
     """`value` as an array of its own floating type, or of JAX's default one where it has none.
 
     Never of a weak type, which a first update or a reload would lose, and every compiled program with it.

@@ -1,7 +1,7 @@
 """Ask a fitted model: forecasts from the end of the training data, from a given state, and what it believes of f.
 
-A forecast is made of trajectories. Each takes a sample of the states and of f from the posterior, and goes on with the SAME f to the
-end of the horizon, so that uncertainty about the dynamics compounds as it should.
+A forecast is made of trajectories. Each takes a sample of the states and of f from the posterior, and goes on with the SAME f to
+the end of the horizon, so that uncertainty about the dynamics compounds as it should.
 """
 
 from collections.abc import Sequence
@@ -82,9 +82,7 @@ def forecast(
     states, outputs, emissions = _trajectories(
         result.model, result.posterior, window, jnp.asarray(future), start, num_samples, num_frequencies, key
     )
-    return to_forecast(
-        states, outputs, emissions, result, first_step=0 if start is not None else result.data.lengths[sequence]
-    )
+    return to_forecast(states, outputs, emissions, result, first_step=0 if start is not None else result.data.lengths[sequence])
 
 
 def to_forecast(
@@ -168,7 +166,9 @@ def posterior_states(
 ) -> Float[np.ndarray, "sample time state"]:
     """Samples of the state trajectory of a training sequence, from the fitted posterior."""
     window = jax.tree.map(lambda leaf: leaf[sequence], result.data.windows(result.scaling))
-    return np.asarray(_posterior_states(result.model, result.posterior, window, num_samples, key))[:, : result.data.lengths[sequence]]
+    return np.asarray(_posterior_states(result.model, result.posterior, window, num_samples, key))[
+        :, : result.data.lengths[sequence]
+    ]
 
 
 @eqx.filter_jit

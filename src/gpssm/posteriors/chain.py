@@ -54,26 +54,20 @@ class Proposal(NamedTuple):
 Propose: TypeAlias = Callable[[Float[Array, " state"], Moments, Step, Float[Array, " state"]], Proposal]
 
 
-def through_state(
-    state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]
-) -> Proposal:
+def through_state(state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]) -> Proposal:
     """A x + b: linear in the state, blind to f."""
     mean = matvec(step.gain, state) + step.offset
     return Proposal(mean, step.chol, expected_kl(mean, step.chol, moments.mean, moments.variance, process_scale))
 
 
-def through_mean(
-    state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]
-) -> Proposal:
+def through_mean(state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]) -> Proposal:
     """A E[f] + b, with f's variance passed on: P = S + A diag(var) Aᵀ; f itself is integrated out."""
     mean = matvec(step.gain, moments.mean) + step.offset
     chol = _spread(step, moments.variance)
     return Proposal(mean, chol, expected_kl(mean, chol, moments.mean, moments.variance, process_scale))
 
 
-def through_value(
-    state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]
-) -> Proposal:
+def through_value(state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]) -> Proposal:
     """A f + b for the value that was drawn; the divergence is averaged over that value's own distribution."""
     mean = matvec(step.gain, moments.value) + step.offset
     return Proposal(mean, step.chol, _kl_given_value(moments, step, process_scale))

@@ -4,9 +4,8 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import ArrayLike
 
-from gpssm._types import PRNGKey
+from gpssm._types import PRNGKey, Values
 from gpssm.data import Window
 from gpssm.draws import AbstractDraw, MarginalDraw
 from gpssm.gp import InducingPosterior, marginal_moments
@@ -56,8 +55,8 @@ class FactorisedDense(AbstractPosterior):
     def __init__(
         self,
         inducing: InducingPosterior,
-        mean: ArrayLike | AbstractParameter,
-        chol: ArrayLike | AbstractParameter,
+        mean: Values | AbstractParameter,
+        chol: Values | AbstractParameter,
     ):
         """`mean` is [sequence, time, state] and `chol` the Cholesky factor [sequence, time * state, time * state]."""
         self.inducing, self.mean = inducing, as_parameter(mean)

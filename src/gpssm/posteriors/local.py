@@ -13,9 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
-from gpssm._types import PRNGKey
+from gpssm._types import PRNGKey, Values
 from gpssm.data import Window
 from gpssm.emissions import LinearGaussian
 from gpssm.linalg import covariance
@@ -64,11 +64,11 @@ class FreeSteps(AbstractLocal):
 
     def __init__(
         self,
-        initial_mean: ArrayLike | AbstractParameter,
-        initial_chol: ArrayLike | AbstractParameter,
-        gain: ArrayLike | AbstractParameter,
-        offset: ArrayLike | AbstractParameter,
-        chol: ArrayLike | AbstractParameter,
+        initial_mean: Values | AbstractParameter,
+        initial_chol: Values | AbstractParameter,
+        gain: Values | AbstractParameter,
+        offset: Values | AbstractParameter,
+        chol: Values | AbstractParameter,
         is_full: bool = False,
         cut_every: int | None = None,
     ):
@@ -113,7 +113,7 @@ class PriorSteps(AbstractLocal):
     initial_mean: Parameter
     initial_chol: Parameter
 
-    def __init__(self, initial_mean: ArrayLike | AbstractParameter, initial_chol: ArrayLike | AbstractParameter):
+    def __init__(self, initial_mean: Values | AbstractParameter, initial_chol: Values | AbstractParameter):
         self.initial_mean = as_parameter(initial_mean)
         self.initial_chol = initial_chol if isinstance(initial_chol, AbstractParameter) else LowerTriangular(initial_chol)
 
