@@ -17,6 +17,9 @@ from gpssm.data import read_table as read_table
 from gpssm.elbo import Elbo as Elbo
 from gpssm.elbo import elbo as elbo
 from gpssm.elbo import pieces as pieces
+from gpssm.filter import FittedForecaster as FittedForecaster
+from gpssm.filter import filter as filter
+from gpssm.filter import smooth as smooth
 from gpssm.fit import FitSettings as FitSettings
 from gpssm.fit import fit as fit
 from gpssm.forecasts import Forecast as Forecast

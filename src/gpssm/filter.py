@@ -184,7 +184,7 @@ class FittedForecaster:
     result: FitResult
     num_particles: int = 500
     num_samples: int = 200
-    num_frequencies: int = 128  # random features of what v leaves open of f
+    num_frequencies: int = 64  # random features of what v leaves open of f
     is_learning: bool = True  # of f from rows that are not training data
 
     def forecast(self, history: Dataset, steps: int, controls: Any = None, *, key: PRNGKey) -> Forecast:

@@ -340,6 +340,8 @@ def run_and_forecast(
         weights = jr.normal(key_weights, (shape[0], width), dtype)
         draw = pathwise_draw(basis, plain.transition.mean, features, values, weights, jr.normal(key_jitter, shape, dtype))
         states = walk(draw, None, state, controls, plain.process_scale, key=key_walk)[1:]
+        if isinstance(filtering.emission, LinearGaussian):  # its noise is added in closed form
+            return states, jax.vmap(filtering.emission.mean)(states)
         return states, jax.vmap(filtering.emission.sample)(jr.split(key_outputs, len(states)), states)
 
     particles, (states, values) = jax.lax.scan(to_origin, particles, (segments, keys[:, 0]))
