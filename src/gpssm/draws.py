@@ -24,9 +24,6 @@ from gpssm._types import PRNGKey
 from gpssm.gp import InducingBasis, InducingPosterior, SparseGP, marginal_moments, over_groups
 from gpssm.means import AbstractMean
 
-CONDITIONAL_JITTER = 1e-6  # on the diagonal of the factor of the values drawn so far
-
-
 class Moments(NamedTuple):
     """What is known of f at one input, and the value that the draw gave it (the mean where it gives none)."""
 
@@ -176,7 +173,7 @@ class ExactDraw(AbstractDraw):
         value = conditional_mean + jnp.sqrt(conditional_variance) * noise
 
         now = jnp.arange(self.num_slots) == memory.count
-        pivot = jnp.sqrt(conditional_variance + CONDITIONAL_JITTER)
+        pivot = jnp.sqrt(conditional_variance + self.basis.jitter)  # the jitter of K(Z, Z), scaled as it is
         row = solved + now[None] * pivot[:, None]
         updated = ExactMemory(
             memory.count + 1,

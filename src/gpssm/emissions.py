@@ -1,7 +1,7 @@
 """Emissions p(y | x): how the hidden state shows in the outputs.
 
 Each class gives the log density of the observed channels of one output, its mean, and a draw. An emission may contain sparse GPs;
-every `InducingPosterior` inside it is integrated out by sampling and pays its divergence in the bound.
+every `InducingPosterior` inside it pays its divergence in the bound, and is reduced to one draw a forecast by `realise`.
 """
 
 from abc import abstractmethod

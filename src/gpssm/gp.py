@@ -123,10 +123,6 @@ class SparseGP(eqx.Module):
                 f"Inducing inputs must be [inducing, input] to be shared, or [{num_states}, inducing, input], "
                 f"but have the shape {shape}."
             )
-        if shape[-1] < num_states:
-            raise ValueError(
-                f"An inducing input holds the state, then the control: at least {num_states} numbers, but got {shape[-1]}."
-            )
 
     @property
     def num_inputs(self) -> int:

@@ -57,7 +57,7 @@ KERNELS = ("se", "matern12", "matern32", "matern52", "rq")
 MEANS = ("linear", "identity", "zero")
 LOCALS = ("auto", "free", "free-diagonal", "filtering", "amortised", "prior")
 PRIOR_ONLY = ("pr-ssm", "pr-ssm-corrected")  # families that have no steps of their own
-SMALLEST_SCALE = 0.02  # of the noise a fit starts with, in standard units
+SMALLEST_SCALE = 0.01  # of the noise a fit starts with, in standard units
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StartSettings:
     local: str = "auto"  # prior steps where the family has no others, else free ones
     is_inducing_shared: bool = False
     cut_every: int | None = None
-    nonlinear_scale: float = 0.3  # prior standard deviation of f around its linear mean, in units of the states
+    nonlinear_scale: float = 0.05  # prior standard deviation of f around its linear mean, in units of the states
     relative_lengthscale: float = 2.0  # in units of the spread of the inputs
 
     def __post_init__(self) -> None:

@@ -37,6 +37,10 @@ class GPSSM(eqx.Module):
     ):
         """`process_scale` [state] holds standard deviations; x_1 is standard normal unless said otherwise."""
         states = transition.num_states
+        if transition.num_inputs < states:
+            raise ValueError(
+                f"An inducing input holds the state, then the control: at least {states} numbers, but got {transition.num_inputs}."
+            )
         self.transition, self.emission = transition, emission
         self.process_scale = as_positive(process_scale)
         self.initial_mean = as_parameter(jnp.zeros(states) if initial_mean is None else initial_mean)
