@@ -100,7 +100,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(finished, tmp_path, data
     with pytest.raises(KeyboardInterrupt):
         carry_out(folder, TINY, data, progress=stop, rivals=rivals)
     unfinished = load_run(folder)
-    with pytest.raises(ValueError, match="no fitted model yet.*--resume"):
+    with pytest.raises(ValueError, match=r"no fitted model yet.*--resume"):
         unfinished.fitted()
     with pytest.raises(ValueError, match="Add --resume"):
         carry_out(folder, TINY, data)

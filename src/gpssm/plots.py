@@ -5,7 +5,7 @@ is what was measured, grey is a reference.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,9 +23,10 @@ from gpssm.predict import posterior_states, transition_moments
 from gpssm.result import FitResult
 
 INK, GREY, FAINT = "#1d2430", "#6b7686", "#e6e4df"
-COLOURS = ("#1f5fbf", "#d1661c", "#15866f", "#8a4fbf", "#c43c6e", "#6b7686", "#7f8a1a", "#8a5a3a")
+COLOURS = ("#1f5fbf", "#d1661c", "#15866f", "#8a4fbf", "#c43c6e", "#6b7686", "#7f8a1a", "#8a5a3a", "#2a9fc4", "#b0872a")
 NORMAL_90 = 1.6448536269514722
-Function = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+AnyAxes: TypeAlias = Axes | Sequence[Axes] | np.ndarray
+Function: TypeAlias = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 STYLE = {
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -54,7 +55,7 @@ def fan(
     *,
     history: Dataset | None = None,
     levels: Sequence[float] = (0.5, 0.9),
-    axes: Axes | Sequence[Axes] | None = None,
+    axes: AnyAxes | None = None,
 ) -> Figure:
     """A forecast with its bands, one panel an output; `test` begins at the first row forecast."""
     with plt.rc_context(STYLE):
@@ -79,7 +80,7 @@ def fan(
     return figure
 
 
-def states(result: FitResult, *, key: PRNGKey, sequence: int = 0, axes: Axes | Sequence[Axes] | None = None) -> Figure:
+def states(result: FitResult, *, key: PRNGKey, sequence: int = 0, axes: AnyAxes | None = None) -> Figure:
     """Median and 90 % band of every state along a training sequence, in units of the states' own spread."""
     samples = posterior_states(result, key=key, sequence=sequence)
     low, middle, high = np.quantile(samples, [0.05, 0.5, 0.95], axis=0)
@@ -94,7 +95,7 @@ def states(result: FitResult, *, key: PRNGKey, sequence: int = 0, axes: Axes | S
     return figure
 
 
-def bound(result: FitResult, *, axes: Axes | Sequence[Axes] | None = None) -> Figure:
+def bound(result: FitResult, *, axes: AnyAxes | None = None) -> Figure:
     """The bound over the steps, and its four terms."""
     history = result.history
     terms = {
@@ -114,9 +115,7 @@ def bound(result: FitResult, *, axes: Axes | Sequence[Axes] | None = None) -> Fi
     return figure
 
 
-def learned_function(
-    result: FitResult, *, key: PRNGKey, truth: Function | None = None, axes: Axes | Sequence[Axes] | None = None
-) -> Figure:
+def learned_function(result: FitResult, *, key: PRNGKey, truth: Function | None = None, axes: AnyAxes | None = None) -> Figure:
     """What f has become: for one state the function with its band and pairs, for more the partial dependence on every input.
 
     `truth` is the true f, in the model's units, for one state.
@@ -142,7 +141,7 @@ def learned_function(
     return figure
 
 
-def horizon(evaluation: Evaluation, metric: str = "rmse", *, axes: Axes | None = None) -> Figure:
+def horizon(evaluation: Evaluation, metric: str = "rmse", *, axes: AnyAxes | None = None) -> Figure:
     """A score by the row ahead, one line a model; the first is drawn boldest."""
     table = evaluation.by_horizon(metric)
     with plt.rc_context(STYLE):
@@ -154,7 +153,7 @@ def horizon(evaluation: Evaluation, metric: str = "rmse", *, axes: Axes | None =
     return figure
 
 
-def calibration(evaluation: Evaluation, name: str | None = None, *, axes: Sequence[Axes] | None = None) -> Figure:
+def calibration(evaluation: Evaluation, name: str | None = None, *, axes: AnyAxes | None = None) -> Figure:
     """Coverage of the bands of every model, and the PIT histogram of one (the first unless it is named)."""
     chosen = name or next(iter(evaluation.errors))
     with plt.rc_context(STYLE):

@@ -51,13 +51,13 @@ class Units:
 
 def write_report(run: Run, path: Path, *, evaluation: Evaluation | None = None, truth: Truth | None = None) -> Path:
     """Write the report of a run to `path`; `evaluation` goes in place of the run's own, `truth` is the true f if it is known."""
-    write_atomically(path, render(run, evaluation=evaluation or run.evaluation, truth=truth).encode())
+    write_atomically(path, render(run, evaluation=evaluation, truth=truth).encode())
     return path
 
 
 def render(run: Run, *, evaluation: Evaluation | None = None, truth: Truth | None = None) -> str:
     """The report as HTML text."""
-    result, key = run.fitted(), jr.key(run.config.seed)
+    result, key, evaluation = run.fitted(), jr.key(run.config.seed), evaluation or run.evaluation
     words = run.metrics.get("words") or find(result, evaluation, key=key).sentences()
     sections = [
         _data_section(run),
@@ -130,7 +130,10 @@ def _subtitle(run: Run) -> str:
 
 def _tiles(run: Run, evaluation: Evaluation | None) -> str:
     result = run.fitted()
-    tiles = [("states", str(result.model.num_states)), ("inducing points", str(result.model.transition.num_inducing))]
+    tiles = [
+        ("state" if result.model.num_states == 1 else "states", str(result.model.num_states)),
+        ("inducing points", str(result.model.transition.num_inducing)),
+    ]
     if evaluation is not None:
         name = _own_name(evaluation)
         score = evaluation.score(name)
@@ -385,7 +388,7 @@ def _bound_section(result: FitResult) -> dict[str, Any]:
         ("− KL of the first state", -history.kl_initial),
     )
     parts = [_line(name, history.steps, values, i) for i, (name, values) in enumerate(terms)]
-    noise = [_line(f"state {i + 1}", history.steps, values, i % 8) for i, values in enumerate(history.process_scale.T)]
+    noise = [_line(f"state {i + 1}", history.steps, values, i) for i, values in enumerate(history.process_scale.T)]
     charts = [
         bound,
         _chart("Its four terms", "step", "nats", parts, height=260),

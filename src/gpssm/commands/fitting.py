@@ -55,7 +55,7 @@ def fit(
     for part, reference in settings.own_parts.items():
         configuration.resolve(reference, f"start.{part}")
     dataset = loading.load_data(settings.data)
-    loading.checked_length(settings, dataset)
+    loading.check_learnable(settings, dataset)
     with console.timed("fit"):
         show(dataset.describe())
         try:
@@ -90,7 +90,7 @@ def compare(
     changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
     settings = _settings(config, changes, _start_changes(state_dim, None, inducing), seed)
     dataset = loading.load_data(settings.data)
-    loading.checked_length(settings, dataset)
+    loading.check_learnable(settings, dataset)
     if settings.data.train_fraction == 1:
         raise ValueError("A comparison needs held-out data: choose a --train-fraction below 1.")
     with console.timed("compare"):

@@ -1,7 +1,7 @@
 """Where the demo's fits start: at the outputs, because the kink's states are the outputs but for noise.
 
-Subspace identification sees next to nothing in a map that folds its states; a fit that starts from it takes the motion for noise.
-The configuration of a run names this start as `builder = "gpssm.commands.kink_start:start"`, as a user would name one of their own.
+Subspace identification sees next to nothing in a map that folds its states; a fit from there takes the motion for noise.
+A configuration names this start as `builder = "gpssm.commands.kink_start:start"`, as a user would name one of their own.
 """
 
 import jax.numpy as jnp

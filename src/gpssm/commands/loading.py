@@ -8,8 +8,8 @@ import typer
 
 from gpssm import datasets
 from gpssm.config import Config, DataSettings
-from gpssm.data import Dataset, read_table
-from gpssm.run import Run
+from gpssm.data import Dataset, Scaling, read_table
+from gpssm.run import Run, training_part
 from gpssm.tables import nearest
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A CSV, TSV, Parquet or MATLAB file, or the name of a benchmark.")]
@@ -28,6 +28,8 @@ def load_data(settings: DataSettings) -> Dataset:
         if settings.sequence or settings.time:
             raise ValueError(f"The benchmark {source} has one sequence and no column of times: leave out --sequence and --time.")
         return _picked(datasets.load(source), settings)
+    if Path(source).is_dir():
+        raise ValueError(f"{source}: expected a file, came a folder. Name one file in it.")
     if not Path(source).exists() and not Path(source).suffix:
         raise FileNotFoundError(
             f"There is neither a file nor a benchmark '{source}'{nearest(source, datasets.names())}. "
@@ -88,10 +90,9 @@ def _picked(data: Dataset, settings: DataSettings) -> Dataset:
     return data
 
 
-def checked_length(config: Config, data: Dataset) -> None:
-    """Raise where there are too few rows for anything to be learnt."""
+def check_learnable(config: Config, data: Dataset) -> None:
+    """Raise where there is too little for anything to be learnt, before any work is done."""
     fewest = 20
     if max(data.lengths) < fewest:
         raise ValueError(f"The longest sequence has {max(data.lengths)} rows; expected at least {fewest}. Give more data.")
-    if config.data.train_fraction < 1:
-        data.split(config.data.train_fraction)
+    Scaling.of(training_part(config, data)[0])

@@ -2,7 +2,7 @@
 (() => {
   const NS = "http://www.w3.org/2000/svg";
   const content = JSON.parse(document.getElementById("content").textContent);
-  const colour = (c) => (c === "ink" ? "var(--ink)" : c === "muted" ? "var(--soft)" : `var(--c${c % 8})`);
+  const colour = (c) => (c === "ink" ? "var(--ink)" : c === "muted" ? "var(--soft)" : `var(--c${c % 10})`);
 
   function element(name, attributes = {}, text) {
     const made = document.createElement(name);
@@ -111,7 +111,6 @@
       if (this.spec.robust && values.length > 20) { // one wild rival must not flatten the rest
         const q = (p) => values[Math.round(p * (values.length - 1))];
         high = Math.min(high, q(0.75) + 4 * (q(0.75) - q(0.25)) + 1e-9);
-        low = Math.max(low, q(0.25) - 4 * (q(0.75) - q(0.25)) - 1e-9);
       }
       if (this.spec.zero || shown.some((s) => s.kind === "bars")) low = Math.min(0, low);
       if (high - low < 1e-12) { low -= 0.5 * (Math.abs(low) || 1); high += 0.5 * (Math.abs(high) || 1); }
@@ -153,7 +152,7 @@
       const group = draw("g", { "clip-path": `url(#${id})` }, this.svg);
       for (const mark of this.spec.marks || []) {
         draw("line", { class: "mark", x1: px(mark.x), x2: px(mark.x), y1: box.top, y2: box.top + inner.height }, group);
-        const isRight = px(mark.x) < box.left + inner.width * 0.7;
+        const isRight = px(mark.x) + 6.4 * mark.label.length < box.left + inner.width;
         draw("text", { x: px(mark.x) + (isRight ? 5 : -5), y: box.top + 11, "text-anchor": isRight ? "start" : "end" }, group, mark.label);
       }
       for (const s of this.shown()) {
