@@ -20,8 +20,7 @@ from gpssm.commands import asking, benchmarks, fitting
 from gpssm.datasets import cache_folder
 
 # typer's own class, or click's, of which older typers make use
-UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-Abort = typer.Abort
+UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 app = typer.Typer(
@@ -95,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
     except (ValueError, FileNotFoundError) as error:
         is_ours = not isinstance(error, UnicodeError) or is_debug
         return _failed(str(error) if is_ours else f"A file is not UTF-8 text: {error}", BAD_INPUT, is_debug)
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", FAILED, is_debug)
     except MemoryError:
         return _failed("Out of memory. Fewer inducing points (--inducing), rows or samples need less.", FAILED, is_debug)

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float
@@ -107,7 +108,7 @@ def _noise(result: FitResult) -> tuple[Noise, ...]:
     emission, process_scale = unwrap((result.model.emission, result.model.process_scale))
     observation = process = [None] * data.num_outputs
     if isinstance(emission, LinearGaussian):
-        cov = np.asarray(covariance(emission.chol_noise))
+        cov = np.asarray(covariance(jnp.asarray(emission.chol_noise)))
         observation = list(np.sqrt(cov if cov.ndim == 1 else np.diag(cov)) * scale)
         process = list(np.linalg.norm(np.asarray(emission.matrix) * np.asarray(process_scale), axis=1) * scale)
     return tuple(

@@ -27,7 +27,7 @@ COLOURS = ("#1f5fbf", "#d1661c", "#15866f", "#8a4fbf", "#c43c6e", "#6b7686", "#7
 NORMAL_90 = 1.6448536269514722
 AnyAxes: TypeAlias = Axes | Sequence[Axes] | np.ndarray
 Function: TypeAlias = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
-STYLE = {
+STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -190,7 +190,8 @@ def partial_dependence(
 ) -> tuple[Float[np.ndarray, " value"], Float[np.ndarray, "value state"], Float[np.ndarray, "value state"]]:
     """Values of one input, and f's mean and standard deviation there, averaged over where the other inputs have been."""
     some = points[:: max(1, len(points) // 60)]
-    values = np.linspace(*np.quantile(points[:, which], [0.02, 0.98]), num_values)
+    low, high = np.quantile(points[:, which], [0.02, 0.98])
+    values = np.linspace(low, high, num_values)
     asked = np.repeat(some[None], num_values, axis=0)
     asked[:, :, which] = values[:, None]
     mean, variance = transition_moments(result, asked.reshape(-1, points.shape[1]))

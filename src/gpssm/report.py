@@ -31,7 +31,7 @@ MOST_SEQUENCES, MOST_STATES, MOST_AHEAD = 3, 4, 200
 NORMAL_90 = 1.6448536269514722
 BLOCK = "ink"
 Chart = dict[str, Any]
-Truth = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+Truth = Callable[..., np.ndarray]  # of states and controls
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def function_units(result: FitResult) -> Units:
     """Axes of a learned function of one state: the output's units if the state is an output in disguise."""
     emission = unwrap(result.model.emission)
     if isinstance(emission, LinearGaussian) and result.data.num_outputs == 1:
-        slope = float(emission.matrix[0, 0] * result.scaling.output_scale[0])
+        slope = float(np.asarray(emission.matrix)[0, 0] * result.scaling.output_scale[0])
         if abs(slope) > 1e-6:
             offset = float(result.scaling.outputs_back(np.asarray(emission.offset))[0])
             unit = result.data.output_units[0]
@@ -315,7 +315,7 @@ def _one_dimensional(result: FitResult, visited: Float[np.ndarray, " point"], tr
         _points("inducing points", units.there(inducing), units.there(at_inducing), 1, size=4, hollow=True),
     ]
     if truth is not None:
-        series.append(_line("the true f", x, truth(x[:, None], None)[:, 0], 2, dash="7 4"))
+        series.append(_line("the true f", x, truth(x[:, None], np.zeros((len(x), 0)))[:, 0], 2, dash="7 4"))
     order = np.argsort(x)
     for one in series:  # a negative slope turns the axis round
         if one["kind"] in ("band", "line") and len(one["x"]) == len(order):
@@ -342,7 +342,8 @@ def _partial_dependence(result: FitResult, points: Float[np.ndarray, "point inpu
     charts: list[Chart] = []
     columns = [j for j in range(points.shape[1]) if j < num_states or j >= result.model.num_states]
     for j in columns:
-        values = np.linspace(*np.quantile(points[:, j], [0.02, 0.98]), num_values)
+        low, high = np.quantile(points[:, j], [0.02, 0.98])
+        values = np.linspace(low, high, num_values)
         asked = np.repeat(some[None], num_values, axis=0)
         asked[:, :, j] = values[:, None]
         mean, variance = transition_moments(result, asked.reshape(-1, points.shape[1]))

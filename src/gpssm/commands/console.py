@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,10 @@ from rich.table import Table
 from gpssm.atomic import write_atomically
 from gpssm.config import check_quantiles
 from gpssm.evaluate import Evaluation
+from gpssm.progress import Report, describe_block
+from gpssm.result import History
 
+SECONDS_BETWEEN_LINES = 5
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers to FILE too, for machines.")]
 
 
@@ -28,6 +32,20 @@ def show(text: Any) -> None:
 def say(line: str) -> None:
     """What is going on, to standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{escape(line)}[/dim]")
+
+
+def progress() -> bool | Report:
+    """A bar where there is a terminal, and a line every few seconds where there is none."""
+    if sys.stderr.isatty():
+        return True
+    last = [time.monotonic()]
+
+    def tell(history: History) -> None:
+        if time.monotonic() - last[0] > SECONDS_BETWEEN_LINES:
+            last[0] = time.monotonic()
+            say(f"step {history.steps[-1]}: {describe_block(history)}")
+
+    return tell
 
 
 @contextlib.contextmanager

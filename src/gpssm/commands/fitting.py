@@ -59,7 +59,7 @@ def fit(
     with console.timed("fit"):
         show(dataset.describe())
         try:
-            run = runs.carry_out(out, settings, dataset, resume=resume, progress=True, say=say)
+            run = runs.carry_out(out, settings, dataset, resume=resume, progress=console.progress(), say=say)
         except KeyboardInterrupt:
             say(f"Interrupted. Go on with the same command and --resume; what there is stands in {out}.")
             raise
@@ -142,7 +142,7 @@ def fit_families(
     for i, family in enumerate(families):
         say(f"[{i + 1}/{len(families)}] {family}")
         chosen = configuration.override(settings, {"start": {"posterior": family}})
-        done = runs.carry_out(out / family, chosen, data, resume=resume, progress=True, say=say, rivals=rivals)
+        done = runs.carry_out(out / family, chosen, data, resume=resume, progress=console.progress(), say=say, rivals=rivals)
         assert done.evaluation is not None
         errors[family], seconds[family] = done.evaluation.errors["gpssm"], done.evaluation.seconds["gpssm"]
         run = run or done

@@ -4,6 +4,8 @@ Subspace identification sees next to nothing in a map that folds its states; a f
 A configuration names this start as `builder = "gpssm.commands.kink_start:start"`, as a user would name one of their own.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -31,9 +33,10 @@ def start(data: Dataset, settings: StartSettings, *, key: PRNGKey) -> tuple[GPSS
     emission = LinearGaussian(np.eye(1), np.zeros(1), np.array([OBSERVATION_SCALE]))
     model = GPSSM(transition, emission, np.array([PROCESS_SCALE]))
     q = inducing_given_states(model, outputs, [np.zeros((len(y), 0)) for y in outputs])
+    family: Any = FAMILIES[settings.posterior]
     first, chol = np.stack([y[0] for y in outputs]), np.full((len(outputs), 1, 1), OBSERVATION_SCALE)
     if settings.posterior in FEW:
-        return model, FAMILIES[settings.posterior](q, PriorSteps(first, chol))
+        return model, family(q, PriorSteps(first, chol))
     steps = data.max_length - 1
     offset = np.zeros((len(outputs), steps, 1))
     for i, y in enumerate(outputs):
@@ -41,4 +44,4 @@ def start(data: Dataset, settings: StartSettings, *, key: PRNGKey) -> tuple[GPSS
     gain = 1e-3 * np.asarray(jr.normal(key, (*offset.shape, 1)))
     width = np.full((*offset.shape, 1), OBSERVATION_SCALE)
     local = FreeSteps(first, chol, jnp.asarray(gain), jnp.asarray(offset), jnp.asarray(width), True)
-    return model, FAMILIES[settings.posterior](q, local)
+    return model, family(q, local)
