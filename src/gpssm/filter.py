@@ -18,7 +18,7 @@ from gpssm._types import PRNGKey
 from gpssm.data import Dataset
 from gpssm.forecasts import Forecast
 from gpssm.params import unwrap
-from gpssm.particles import Particles, Passed, Rows, function_draws, run_and_forecast, run_filter, sample_paths, start_filter
+from gpssm.particles import Particles, Rows, function_draws, run_and_forecast, run_filter, sample_paths, start_filter
 from gpssm.predict import to_forecast
 from gpssm.result import FitResult
 
@@ -184,7 +184,7 @@ class FittedForecaster:
     result: FitResult
     num_particles: int = 500
     num_samples: int = 200
-    num_frequencies: int = 64  # random features of what v leaves open of f
+    num_frequencies: int = 32  # random features of what v leaves open of f
     is_learning: bool = True  # of f from rows that are not training data
 
     def forecast(self, history: Dataset, steps: int, controls: Any = None, *, key: PRNGKey) -> Forecast:
@@ -271,18 +271,18 @@ def _filter_one(
     rows, repeats = _rows(result, data, which, longest, before, is_learning)
     start = start_filter(model, inducing, num_particles, key) if before is None else before.particles
     particles, passed = run_filter(model, inducing, start, rows, key)
-    passed = Passed(*(np.asarray(leaf)[:length] for leaf in passed))
+    told = {name: np.asarray(leaf)[:length] for name, leaf in passed._asdict().items()}
     scaling = result.scaling
     is_observed = ~np.isnan(data.outputs[which])
     return FilteredSequence(
-        means=passed.mean,
-        covariances=passed.covariance,
-        samples=passed.states,
-        weights=np.exp(passed.log_weights),
-        predicted_means=scaling.outputs_back(passed.predicted_mean),
-        predicted_covariances=passed.predicted_covariance * np.outer(scaling.output_scale, scaling.output_scale),
-        log_densities=passed.log_density + is_observed @ scaling.log_jacobian,
-        effective_sizes=passed.effective_size,
+        means=told["mean"],
+        covariances=told["covariance"],
+        samples=told["states"],
+        weights=np.exp(told["log_weights"]),
+        predicted_means=np.asarray(scaling.outputs_back(told["predicted_mean"])),
+        predicted_covariances=told["predicted_covariance"] * np.outer(scaling.output_scale, scaling.output_scale),
+        log_densities=told["log_density"] + is_observed @ scaling.log_jacobian,
+        effective_sizes=told["effective_size"],
         particles=particles,
         last_control=np.asarray(scaling.controls(data.controls[which][-1])),
         num_rows=length + (0 if before is None else before.num_rows),
@@ -302,7 +302,8 @@ def _rows(
     is_new, repeats = _new_rows(result, one, before)
     if not is_learning:
         is_new = np.zeros_like(is_new)
-    table = Rows(window.outputs, window.is_observed, controls, window.is_real, is_new, np.arange(first, first + length))
+    leaves = (window.outputs, window.is_observed, controls, window.is_real, is_new, np.arange(first, first + length))
+    table = Rows(*(jnp.asarray(leaf) for leaf in leaves))
     return _cut(table, [0], [length], padded)[0], repeats
 
 

@@ -17,7 +17,7 @@ Pitt and Shephard 1999). Other emissions get the bootstrap proposal. Resampling 
 particles are effective.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -31,7 +31,7 @@ from gpssm._types import PRNGKey
 from gpssm.draws import num_features, pathwise_draw, pathwise_features
 from gpssm.emissions import AbstractEmission, LinearGaussian, realise
 from gpssm.gp import InducingBasis, InducingPosterior
-from gpssm.linalg import LOG_TWO_PI, covariance, lower_inverse
+from gpssm.linalg import LOG_TWO_PI, covariance
 from gpssm.model import GPSSM, walk
 from gpssm.params import unwrap
 from gpssm.posteriors.base import given_values
@@ -99,12 +99,12 @@ class _Look(NamedTuple):
 
 
 class Filter(eqx.Module):
-    """The model, prepared: everything unwrapped and factorised."""
+    """The model, prepared: everything unwrapped (hence of no declared type) and factorised."""
 
-    model: GPSSM
+    model: Any  # GPSSM
     basis: InducingBasis
-    inducing: InducingPosterior
-    emission: AbstractEmission
+    inducing: Any  # InducingPosterior
+    emission: Any  # AbstractEmission
     key: PRNGKey
 
     @classmethod
@@ -132,8 +132,8 @@ class Filter(eqx.Module):
         if is_optimal:
             look = jax.vmap(lambda m, c: _look(self.emission, m, c, row.outputs, row.is_observed))(forward.mean, forward.chol)
             seen, log_density = _weighted(before, look.log_density)
-            moments = _moments(jnp.exp(seen), look.mean, look.covariance)
-            predicted = _moments(jnp.exp(before), look.output_mean, look.output_covariance)
+            mean, covariance = _moments(jnp.exp(seen), look.mean, look.covariance)
+            predicted_mean, predicted_covariance = _moments(jnp.exp(before), look.output_mean, look.output_covariance)
             size = _effective_size(seen)
         else:
             look, seen, size = None, before, _effective_size(before)
@@ -141,12 +141,24 @@ class Filter(eqx.Module):
         moved, learnt, look = jax.tree.map(lambda leaf: leaf[chosen], (forward, particles.learnt, look))
         states = self._sample(moved, look, row, key_state, key_output)
         if not is_optimal:
-            predicted = self._predicted(key_predicted, states, log_weights)
+            predicted_mean, predicted_covariance = self._predicted(key_predicted, states, log_weights)
             log_likelihood = jax.vmap(lambda x: self.emission.log_density(x, row.outputs, row.is_observed))(states)
             log_weights, log_density = _weighted(log_weights, log_likelihood)
-            moments, size = _moments(jnp.exp(log_weights), states, None), _effective_size(log_weights)
+            mean, covariance = _moments(jnp.exp(log_weights), states, None)
+            size = _effective_size(log_weights)
         learnt, precision = _learn(learnt, particles.precision, moved, states, log_weights, row)
-        passed = Passed(states, log_weights, *moments, *predicted, log_density, size, forward.mean, forward.variance)
+        passed = Passed(
+            states=states,
+            log_weights=log_weights,
+            mean=mean,
+            covariance=covariance,
+            predicted_mean=predicted_mean,
+            predicted_covariance=predicted_covariance,
+            log_density=log_density,
+            effective_size=size,
+            forward_mean=forward.mean,
+            forward_variance=forward.variance,
+        )
         return Particles(states, log_weights, learnt, precision), passed
 
     def _forward(self, particles: Particles, row: Rows) -> _Forward:
@@ -160,7 +172,7 @@ class Filter(eqx.Module):
         mean = jax.vmap(model.transition.mean)(points) + jnp.einsum("ndm,dm->nd", weights, self.inducing.mean)
         noise = jnp.broadcast_to(projection.residual_variance, (count, size)) + model.process_scale[None] ** 2
         variance, direction, gain = noise, None, None
-        if particles.learnt is not None:
+        if particles.learnt is not None and particles.precision is not None:
             direction = jnp.einsum("dmk,ndm->ndk", self.inducing.chol, weights)
             gain = jnp.einsum("dkl,ndl->ndk", _inverse(particles.precision), direction)
             mean = mean + jnp.sum(direction * particles.learnt, axis=-1)
@@ -198,21 +210,22 @@ class Filter(eqx.Module):
         """Samples of the state [sample, state] and of v [sample, state, inducing], jointly."""
         key_choice, key_values = jr.split(key)
         chosen = systematic(key_choice, particles.log_weights, num_samples)
-        noise = jr.normal(key_values, (num_samples, *self.inducing.mean.shape), self.inducing.mean.dtype)
-        chol = jnp.linalg.cholesky(particles.precision)
-        spread = jnp.einsum("dlk,ndl->ndk", jax.vmap(lower_inverse)(chol), noise)
-        whitened = particles.learnt[chosen] + spread
-        return particles.states[chosen], self.inducing.mean[None] + jnp.einsum("dmk,ndk->ndm", self.inducing.chol, whitened)
+        values = jnp.broadcast_to(self.inducing.mean, (num_samples, *self.inducing.mean.shape))
+        if particles.learnt is not None and particles.precision is not None:
+            noise = jr.normal(key_values, values.shape, values.dtype)
+            whitened = particles.learnt[chosen] + jnp.einsum("dlk,ndl->ndk", _inverse_factor(particles.precision), noise)
+            values = values + jnp.einsum("dmk,ndk->ndm", self.inducing.chol, whitened)
+        return particles.states[chosen], values
 
 
-def _fresh(model: GPSSM, num_particles: int, learnt: Array | None, precision: Array | None) -> Particles:
+def _fresh(model: Any, num_particles: int, learnt: Array | None, precision: Array | None) -> Particles:
     states = jnp.broadcast_to(model.initial_mean, (num_particles, len(model.initial_mean)))
     log_weights = jnp.full((num_particles,), -jnp.log(num_particles), states.dtype)
     return Particles(states, log_weights, learnt, precision)
 
 
-def _look(emission: LinearGaussian, mean: Array, chol: Array, output: Array, is_observed: Array) -> _Look:
-    """Condition N(mean, L Lᵀ) on the observed channels of one output, exactly."""
+def _look(emission: Any, mean: Array, chol: Array, output: Array, is_observed: Array) -> _Look:
+    """Condition N(mean, L Lᵀ) on the observed channels of one output of a linear-Gaussian emission, exactly."""
     matrix = jnp.where(is_observed[:, None], emission.matrix, 0.0)
     noise = covariance(emission.chol_noise)
     noise = jnp.diag(noise) if noise.ndim == 1 else noise
@@ -233,7 +246,7 @@ def _learn(
     learnt: Array | None, precision: Array | None, forward: _Forward, states: Array, log_weights: Array, row: Rows
 ) -> tuple[Array | None, Array | None]:
     """The regression's update with the step to `states`, unless q(f) rests on it already."""
-    if learnt is None:
+    if learnt is None or precision is None or forward.direction is None or forward.gain is None:
         return None, None
     counts = (row.is_new & (row.index > 0)).astype(states.dtype)
     innovation = (states - forward.mean) / forward.variance
@@ -243,8 +256,24 @@ def _learn(
 
 
 def _inverse(precision: Array) -> Array:
-    inverse = jax.vmap(lower_inverse)(jnp.linalg.cholesky(precision))
-    return jnp.einsum("dmk,dml->dkl", inverse, inverse)
+    factor = _inverse_factor(precision)
+    return jnp.einsum("dmk,dml->dkl", factor, factor)
+
+
+def _inverse_factor(precision: Array) -> Array:
+    """The inverses of the Cholesky factors of a stack of precisions.
+
+    Forward substitution row by row for all of them at once: at every step of a filter a BLAS with threads of its own, called
+    for one small triangle after another, waits longer for the threads than it computes.
+    """
+    factor = jnp.linalg.cholesky(precision)
+    identity = jnp.eye(precision.shape[-1], dtype=precision.dtype)
+
+    def substitute(i: Array, inverse: Array) -> Array:
+        rest = identity[i][None] - jnp.einsum("dk,dkl->dl", factor[:, i], inverse)
+        return inverse.at[:, i].set(rest / factor[:, i, i][:, None])
+
+    return jax.lax.fori_loop(0, len(identity), substitute, jnp.zeros_like(factor))
 
 
 def _weighted(log_weights: Array, log_likelihood: Array) -> tuple[Array, Array]:
@@ -326,7 +355,7 @@ def run_and_forecast(
     filtering = Filter.of(model, inducing, key)
     basis, plain = filtering.basis, filtering.model
     features = pathwise_features(jr.fold_in(key, KEY_FEATURES), basis, num_frequencies)
-    width, shape = num_features(plain.transition, num_frequencies), filtering.inducing.mean.shape
+    width = num_features(plain.transition, num_frequencies)
     keys = jax.vmap(lambda origin: jr.split(jr.fold_in(jr.fold_in(key, KEY_ORIGINS), origin)))(origins)
 
     def to_origin(particles: Particles, inputs: tuple) -> tuple[Particles, tuple]:
@@ -335,10 +364,10 @@ def run_and_forecast(
         return particles, filtering.draws(particles, num_samples, key=key)
 
     def onward(state: Array, values: Array, controls: Array, key: PRNGKey) -> tuple[Array, Array]:
-        key_weights, key_jitter, key_walk, key_outputs = jr.split(key, 4)
-        dtype = values.dtype
-        weights = jr.normal(key_weights, (shape[0], width), dtype)
-        draw = pathwise_draw(basis, plain.transition.mean, features, values, weights, jr.normal(key_jitter, shape, dtype))
+        key_weights, key_walk, key_outputs = jr.split(key, 3)
+        weights = jr.normal(key_weights, (len(values), width), values.dtype)
+        jitter = jr.normal(jr.fold_in(key_weights, 1), values.shape, values.dtype)
+        draw = pathwise_draw(basis, plain.transition.mean, features, values, weights, jitter)
         states = walk(draw, None, state, controls, plain.process_scale, key=key_walk)[1:]
         if isinstance(filtering.emission, LinearGaussian):  # its noise is added in closed form
             return states, jax.vmap(filtering.emission.mean)(states)
@@ -390,11 +419,12 @@ def _backward(passed: Passed, is_real: Array, key: PRNGKey) -> Array:
     return jax.lax.scan(step, last, inputs, reverse=True)[1]
 
 
-def _filled(emission: AbstractEmission, key: PRNGKey, state: Array, output: Array, is_observed: Array) -> Array:
+def _filled(emission: Any, key: PRNGKey, state: Array, output: Array, is_observed: Array) -> Array:
     """The output, what is missing drawn given the state and, for Gaussian noise, the channels that are there."""
     drawn = emission.sample(key, state)
-    if isinstance(emission, LinearGaussian) and emission.chol_noise.ndim == 2:
-        noise = covariance(emission.chol_noise)
+    chol: Any = emission.chol_noise if isinstance(emission, LinearGaussian) else jnp.zeros(0)
+    if chol.ndim == 2:
+        noise = covariance(chol)
         both = is_observed[:, None] & is_observed[None, :]
         masked = jnp.where(both, noise, jnp.eye(len(noise), dtype=noise.dtype))
         drawn = drawn + noise @ jnp.linalg.solve(masked, jnp.where(is_observed, output - drawn, 0.0))
