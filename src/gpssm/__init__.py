@@ -6,7 +6,10 @@ from gpssm import emissions as emissions
 from gpssm import evaluate as evaluate
 from gpssm import kernels as kernels
 from gpssm import means as means
+from gpssm import plots as plots
 from gpssm import posteriors as posteriors
+from gpssm import report as report
+from gpssm import simulators as simulators
 from gpssm.data import Dataset as Dataset
 from gpssm.data import Scaling as Scaling
 from gpssm.data import Window as Window

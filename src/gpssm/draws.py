@@ -24,6 +24,7 @@ from gpssm._types import PRNGKey
 from gpssm.gp import InducingBasis, InducingPosterior, SparseGP, marginal_moments, over_groups
 from gpssm.means import AbstractMean
 
+
 class Moments(NamedTuple):
     """What is known of f at one input, and the value that the draw gave it (the mean where it gives none)."""
 
@@ -90,29 +91,35 @@ class FreshDraw(AbstractDraw):
 
 
 class PathwiseDraw(AbstractDraw):
-    """A whole function from q(f), by Matheron's rule.
+    """A whole function from q(f), by Matheron's rule with the variance put right.
 
-    f(x) = m(x) + phi(x) . w + a(x) . (v - L^{-1} (phi(Z) w + e)),  w ~ N(0, I), e ~ N(0, jitter).
+        f(x) = m(x) + a(x) . v + s(x) psi(x) . w,      psi(x) = phi(x) - a(x) L^{-1} phi(Z),      w ~ N(0, I)
 
-    The part that v determines is exact. Approximate is the residual prior, which has the covariance phi(x) . phi(x') in place of
-    k(x, x'); its error falls as one over the square root of the number of frequencies, and is absent for linear and constant
-    kernels.
+    The part that v determines is exact. psi(x) . w is a draw of the residual made of random features phi, and s(x) scales it to
+    the variance k(x, x) - |a(x)|² that the residual has: the law of f at every single input is exact, whatever the number of
+    features. Approximate is the correlation of the residual between inputs, with an error that falls as one over the square root
+    of the number of frequencies and is absent for linear and constant kernels. Without s, an error in phi . phi would be
+    multiplied by the inverse of K(Z, Z), and swamp the small residual between well-placed inducing inputs.
     """
 
     basis: InducingBasis
     mean: AbstractMean
     features: tuple  # one set of features a group
+    at_inducing: Float[Array, "group inducing feature"]  # L^{-1} phi(Z)
+    values: Float[Array, "state inducing"]
     weights: Float[Array, "state feature"]
-    correction: Float[Array, "state inducing"]
 
     def memory(self) -> None:
         return None
 
     def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
         projection = self.basis.project(point)
-        waves = _evaluate(self.features, point, self.weights.shape[1])
-        value = self.mean(point) + jnp.sum(waves * self.weights, axis=-1)
-        value = value + jnp.sum(projection.weights * self.correction, axis=-1)
+        waves = over_groups(lambda feature: _padded(feature(point), self.weights.shape[1]), self.features)
+        residual_waves = waves - jnp.einsum("gm,gmf->gf", projection.weights, self.at_inducing)
+        power = jnp.sum(residual_waves**2, axis=-1)
+        scale = jnp.sqrt(projection.residual_variance / jnp.maximum(power, projection.residual_variance * 1e-6))
+        value = self.mean(point) + jnp.sum(projection.weights * self.values, axis=-1)
+        value = value + jnp.sum(scale[:, None] * residual_waves * self.weights, axis=-1)
         return Moments(value, jnp.zeros_like(value), value), None
 
 
@@ -223,23 +230,15 @@ def pathwise_draw(
     features: tuple,
     values: Float[Array, "state inducing"],
     weights: Float[Array, "state feature"],
-    jitter_noise: Float[Array, "state inducing"],
 ) -> PathwiseDraw:
-    """The function that v, the weights of the features and the noise of the jitter determine together."""
+    """The function that v and the weights of the features determine together."""
     waves = over_groups(
         lambda feature, inputs: jax.vmap(lambda z: _padded(feature(z), weights.shape[1]))(inputs),
         features,
         basis.inducing_inputs,
     )
-    shape = (len(values), *basis.whitener.shape[1:])
-    prior = jnp.einsum("dmf,df->dm", jnp.broadcast_to(waves, (*shape[:2], waves.shape[-1])), weights)
-    noisy = prior + jnp.sqrt(basis.jitter)[:, None] * jitter_noise
-    correction = values - jnp.einsum("dmn,dn->dm", jnp.broadcast_to(basis.whitener, shape), noisy)
-    return PathwiseDraw(basis, mean, features, weights, correction)
-
-
-def _evaluate(features: tuple, point: Float[Array, " input"], width: int) -> Float[Array, "group feature"]:
-    return over_groups(lambda feature: _padded(feature(point), width), features)
+    at_inducing = jnp.einsum("gmn,gnf->gmf", basis.whitener, waves)
+    return PathwiseDraw(basis, mean, features, at_inducing, values, weights)
 
 
 def _padded(values: Float[Array, " narrow"], width: int) -> Float[Array, " wide"]:

@@ -41,8 +41,8 @@ SKIPS_BEFORE_FAILURE = 20  # consecutive steps without a finite gradient
 class FitSettings:
     """How to optimise. The defaults suit a few hundred to a few thousand rows."""
 
-    num_steps: int = 2000
-    num_samples: int = 16
+    num_steps: int = 800
+    num_samples: int = 8
     scheme: Scheme = "antithetic"
     learning_rate: float = 0.01
     warmup_steps: int = 20

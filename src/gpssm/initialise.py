@@ -66,7 +66,7 @@ class StartSettings:
 
     state_dim: int | str = "auto"
     posterior: str = "vcdt"
-    num_inducing: int = 50
+    num_inducing: int = 30
     kernel: str = "se"
     mean: str = "linear"
     local: str = "auto"  # prior steps where the family has no others, else free ones

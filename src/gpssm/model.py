@@ -39,7 +39,8 @@ class GPSSM(eqx.Module):
         states = transition.num_states
         if transition.num_inputs < states:
             raise ValueError(
-                f"An inducing input holds the state, then the control: at least {states} numbers, but got {transition.num_inputs}."
+                f"An inducing input holds the state, then the control: expected at least {states} numbers, but got "
+                f"{transition.num_inputs}."
             )
         self.transition, self.emission = transition, emission
         self.process_scale = as_positive(process_scale)
@@ -111,11 +112,11 @@ def draw_function(
         inducing = unwrap(InducingPosterior.prior(*shape))
     if num_frequencies is None:
         return ExactDraw(basis, transition.mean, inducing, num_calls)
-    key_basis, key_values, key_weights, key_jitter = jr.split(key, 4)
+    key_basis, key_values, key_weights = jr.split(key, 3)
     features = pathwise_features(key_basis, basis, num_frequencies)
     weights = jr.normal(key_weights, (shape[0], num_features(transition, num_frequencies)))
     values = inducing.sample(jr.normal(key_values, shape))
-    return pathwise_draw(basis, transition.mean, features, values, weights, jr.normal(key_jitter, shape))
+    return pathwise_draw(basis, transition.mean, features, values, weights)
 
 
 def walk(

@@ -366,8 +366,7 @@ def run_and_forecast(
     def onward(state: Array, values: Array, controls: Array, key: PRNGKey) -> tuple[Array, Array]:
         key_weights, key_walk, key_outputs = jr.split(key, 3)
         weights = jr.normal(key_weights, (len(values), width), values.dtype)
-        jitter = jr.normal(jr.fold_in(key_weights, 1), values.shape, values.dtype)
-        draw = pathwise_draw(basis, plain.transition.mean, features, values, weights, jitter)
+        draw = pathwise_draw(basis, plain.transition.mean, features, values, weights)
         states = walk(draw, None, state, controls, plain.process_scale, key=key_walk)[1:]
         if isinstance(filtering.emission, LinearGaussian):  # its noise is added in closed form
             return states, jax.vmap(filtering.emission.mean)(states)

@@ -56,9 +56,9 @@ class FunctionDependent(AbstractPosterior):
 class FunctionDependentPathwise(AbstractPosterior):
     """States proposed from the values of f drawn once, as a function, by pathwise sampling: O(T) a trajectory.
 
-    f is v's contribution, exact, plus a residual made of random features and Matheron's correction. Approximate is only the
-    covariance of that residual: phi(x) . phi(x') stands for k(x, x'), with an error of order 1 / sqrt(num_frequencies) that
-    shrinks further wherever the inducing inputs already determine f. It is exact for linear and constant kernels.
+    f is v's contribution, exact, plus a residual made of random features whose variance is exact at every input and whose
+    correlation between inputs is approximate, with an error of order 1 / sqrt(num_frequencies) (`PathwiseDraw` says how). The
+    residual is small wherever the inducing inputs already determine f. It is exact for linear and constant kernels.
 
     A lower bound on the evidence of the model whose residual prior is that of the features: for given frequencies f = a . v +
     residual is a Gaussian process, and (X, f) is sampled exactly; averaging over the frequencies keeps the inequality by Jensen.
@@ -73,16 +73,13 @@ class FunctionDependentPathwise(AbstractPosterior):
     def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
         basis, mean = model.transition.basis(), model.transition.mean
         features = pathwise_features(noise.key, basis, self.num_frequencies)
-        num_inducing = model.transition.num_inducing
-        weights, jitter_noise = noise.function[:-num_inducing].T, noise.function[-num_inducing:].T
-        values = self.inducing.sample(noise.inducing)
-        draw = pathwise_draw(basis, mean, features, values, weights, jitter_noise)
+        draw = pathwise_draw(basis, mean, features, self.inducing.sample(noise.inducing), noise.function.T)
         # a function needs no further noise: the chain is handed zeros
         quiet = noise._replace(function=0 * noise.states)
         return chain(draw, through_value, self.local.steps(model, window), model, window, quiet)
 
     def num_function_noises(self, model: GPSSM, num_steps: int) -> int:
-        return num_features(model.transition, self.num_frequencies) + model.transition.num_inducing
+        return num_features(model.transition, self.num_frequencies)
 
     def onward(
         self, model: GPSSM, rollout: Rollout, num_steps: int, num_frequencies: int | None, *, key: PRNGKey
