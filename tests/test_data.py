@@ -191,8 +191,7 @@ class TestParts:
 
     def test_repr_and_describe_say_what_there_is(self, plant):
         assert repr(plant) == (
-            "Dataset(2 sequences, 17 rows every 0.5 min, outputs=['level', 'heat'], controls=['valve'], "
-            "2.9% of outputs missing)"
+            "Dataset(2 sequences, 17 rows every 0.5 min, outputs=['level', 'heat'], controls=['valve'], 2.9% of outputs missing)"
         )
         assert "output  heat   -121 to 1 J, 5.9% missing" in plant.describe()
         assert "control valve  -0.99999 to 1 %" in plant.describe()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from gpssm.data import Window
 from gpssm.draws import MarginalDraw
 from gpssm.elbo import Elbo, terms_of_samples

@@ -7,7 +7,6 @@ thus already about as good as the linear model.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
