@@ -132,10 +132,9 @@ def fit(
             if checkpoint is not None:
                 save(checkpoint, _Checkpoint(state, history, _fingerprint(data, settings, key)))
             show(history)
-    model, posterior = eqx.combine(state.good, static)
-    return FitResult(
-        model, _with_constrained_inducing(posterior), scaling, data, history, status, asdict(settings), int(state.num_skipped)
-    )
+    fitted, approximation = eqx.combine(state.good, static)
+    approximation = _with_constrained_inducing(approximation)
+    return FitResult(fitted, approximation, scaling, data, history, status, asdict(settings), int(state.num_skipped))
 
 
 def check_fits_together(data: Dataset, model: GPSSM, posterior: AbstractPosterior) -> None:

@@ -6,7 +6,9 @@ the exact posterior given those states, and A_t, b_t, S_t are those of the linea
 thus already about as good as the linear model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +44,7 @@ from gpssm.posteriors import (
 )
 from gpssm.subspace import Identification, identify
 
-FAMILIES: dict[str, type[AbstractPosterior]] = {
+FAMILIES: dict[str, Callable[..., AbstractPosterior]] = {
     "vcdt": VCDT,
     "factorised-linear": FactorisedLinear,
     "factorised-nonlinear": FactorisedNonlinear,
@@ -63,7 +65,7 @@ SMALLEST_SCALE = 0.01  # of the noise a fit starts with, in standard units
 class StartSettings:
     """What to build; the defaults are what `gpssm.fit` uses."""
 
-    state_dim: int | str = "auto"
+    state_dim: int | Literal["auto"] = "auto"
     posterior: str = "vcdt"
     num_inducing: int = 30
     kernel: str = "se"
@@ -112,8 +114,8 @@ class Start:
 def initialise(data: Dataset, *, key: PRNGKey, scaling: Scaling | None = None, settings: StartSettings | None = None) -> Start:
     """A model and posterior that start where the best linear state-space model of `data` stands."""
     settings, scaling = settings or StartSettings(), scaling or Scaling.of(data)
-    outputs = [scaling.outputs(a) for a in data.outputs]
-    controls = [scaling.controls(a) for a in data.controls]
+    outputs = [np.asarray(scaling.outputs(a)) for a in data.outputs]
+    controls = [np.asarray(scaling.controls(a)) for a in data.controls]
     found = identify(outputs, controls, settings.state_dim)
     linear, states, covariances = _diagonalised(found)
     key_inducing, key_local = jr.split(key)
@@ -296,8 +298,9 @@ def _smoother_steps(
         offset = states[1:] - gain * expected
     else:
         offset = states[1:] - np.einsum("tij,tj->ti", gain, expected)
+
     # rows beyond the sequence are never counted; they only have to be well behaved
-    return tuple(
-        np.concatenate([table, np.broadcast_to(filler, (longest - len(table), *filler.shape))])
-        for table, filler in zip((gain, offset, chol), (0 * gain[0], 0 * offset[0], chol[0]), strict=True)
-    )
+    def padded(table: np.ndarray, filler: np.ndarray) -> np.ndarray:
+        return np.concatenate([table, np.broadcast_to(filler, (longest - len(table), *filler.shape))])
+
+    return padded(gain, 0 * gain[0]), padded(offset, 0 * offset[0]), padded(chol, chol[0])

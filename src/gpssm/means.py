@@ -3,6 +3,7 @@
 One function gives all states, so a physics prior is written as it stands in a textbook.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -75,4 +76,4 @@ class SumMean(AbstractMean):
     means: tuple[AbstractMean, ...]
 
     def __call__(self, point: Float[Array, " input"]) -> Float[Array, " state"]:
-        return sum(mean(point) for mean in self.means)
+        return functools.reduce(jnp.add, [mean(point) for mean in self.means])

@@ -108,14 +108,13 @@ def draw_function(
     """One f from q(f), or from the prior: exact for `num_calls` evaluations, or of random features."""
     basis = transition.basis()
     shape = (transition.num_states, transition.num_inducing)
-    if inducing is None:
-        inducing = unwrap(InducingPosterior.prior(*shape))
+    q = unwrap(InducingPosterior.prior(*shape)) if inducing is None else inducing
     if num_frequencies is None:
-        return ExactDraw(basis, transition.mean, inducing, num_calls)
+        return ExactDraw(basis, transition.mean, q, num_calls)
     key_basis, key_values, key_weights = jr.split(key, 3)
     features = pathwise_features(key_basis, basis, num_frequencies)
     weights = jr.normal(key_weights, (shape[0], num_features(transition, num_frequencies)))
-    values = inducing.sample(jr.normal(key_values, shape))
+    values = q.sample(jr.normal(key_values, shape))
     return pathwise_draw(basis, transition.mean, features, values, weights)
 
 

@@ -7,7 +7,7 @@ public verb calls it once, at the top. What the optimiser may move is decided by
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -68,7 +68,10 @@ class Frozen(AbstractParameter):
         return self.array
 
 
-Parameter: TypeAlias = AbstractParameter | Float[Array, "..."]
+if TYPE_CHECKING:  # a node before `unwrap`, an array after it, which no type checker can follow
+    Parameter: TypeAlias = Any
+else:
+    Parameter = AbstractParameter | Float[Array, "..."]
 
 
 def unwrap(tree: Any) -> Any:

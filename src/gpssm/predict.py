@@ -100,7 +100,8 @@ def to_forecast(
     scaling, data = result.scaling, result.data
     if isinstance(emission, LinearGaussian):
         plain = unwrap(emission)
-        means = scaling.outputs_back(np.asarray(jnp.einsum("oi,sti->sto", plain.matrix, states) + plain.offset[None, None]))
+        standard = jnp.einsum("oi,sti->sto", plain.matrix, states) + plain.offset[None, None]
+        means = np.asarray(scaling.outputs_back(np.asarray(standard)))
         noise = np.asarray(covariance(plain.chol_noise))
         noise = np.diag(noise) if noise.ndim == 1 else noise
         noise = noise * np.outer(scaling.output_scale, scaling.output_scale)
@@ -113,7 +114,7 @@ def to_forecast(
             is_smoothed=True,
             seed=0,
         )
-    samples = scaling.outputs_back(np.asarray(outputs))
+    samples = np.asarray(scaling.outputs_back(np.asarray(outputs)))
     density = MixtureOfEmissions(unwrap(emission), states, scaling)
     return Forecast(samples.mean(axis=0), samples, density, data.output_names, first_step, data.sampling_time)
 

@@ -38,7 +38,7 @@ class History:
     @classmethod
     def empty(cls, num_states: int) -> "History":
         nothing = np.zeros(0)
-        return cls(np.zeros(0, int), *[nothing] * 5, np.zeros((0, num_states)), nothing)
+        return cls(np.zeros(0, int), nothing, nothing, nothing, nothing, nothing, np.zeros((0, num_states)), nothing)
 
     def with_block(self, step: int, terms: Elbo, process_scale: Float[np.ndarray, " state"], seconds: float) -> "History":
         """This history and one more block."""
