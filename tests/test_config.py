@@ -28,7 +28,7 @@ def test_what_is_written_is_read_back():
 
 
 def test_differences_name_the_setting_and_both_values():
-    assert config.differences(Config(), parse("seed = 3\n[fit]\nnum_steps = 1")) == ["fit.num_steps: 2000, 1", "seed: 0, 3"]
+    assert config.differences(Config(), parse("seed = 3\n[fit]\nnum_steps = 1")) == ["fit.num_steps: 800, 1", "seed: 0, 3"]
 
 
 @pytest.mark.parametrize(
