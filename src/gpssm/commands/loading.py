@@ -27,6 +27,7 @@ def load_data(settings: DataSettings) -> Dataset:
     if source in datasets.names() and not Path(source).exists():
         if settings.sequence or settings.time:
             raise ValueError(f"The benchmark {source} has one sequence and no column of times: leave out --sequence and --time.")
+        _check_columns(datasets.benchmark(source), settings)  # before anything is downloaded
         return _picked(datasets.load(source), settings)
     if Path(source).is_dir():
         raise ValueError(f"{source}: expected a file, came a folder. Name one file in it.")
@@ -73,18 +74,20 @@ def data_changes(
     return {name: value for name, value in changes.items() if value is not None}
 
 
-def _picked(data: Dataset, settings: DataSettings) -> Dataset:
+def _check_columns(benchmark: datasets.Benchmark, settings: DataSettings) -> None:
     """A benchmark has the columns it has: others are refused by their nearest name."""
     for kind, wanted, known in (
-        ("output", settings.outputs, data.output_names),
-        ("control", settings.controls, data.control_names),
+        ("output", settings.outputs, benchmark.output_name),
+        ("control", settings.controls, benchmark.control_name),
     ):
         for name in wanted:
-            if name not in known:
+            if name != known:
                 raise ValueError(
-                    f"the benchmark {settings.source} has no {kind} '{name}'{nearest(name, known)}. "
-                    f"There are: {', '.join(known)}."
+                    f"the benchmark {settings.source} has no {kind} '{name}'{nearest(name, [known])}. There is: {known}."
                 )
+
+
+def _picked(data: Dataset, settings: DataSettings) -> Dataset:
     if settings.outputs and not settings.controls and data.num_controls:
         return replace(data, controls=tuple(values[:, :0] for values in data.controls), control_names=(), control_units=())
     return data
