@@ -70,11 +70,7 @@ def compare(seed: int, num_steps: int) -> None:
     run("factorised-linear", start, FactorisedLinear(q, from_outputs))
     coupled = run("vcdt", start, VCDT(q, steps))
     # q(X | f) contains what q(X | u) can say once u determines f: continue from there with the values of f themselves
-    run(
-        "f-dependent-pathwise",
-        coupled.model,
-        FunctionDependentPathwise(coupled.posterior.inducing, coupled.posterior.local, options_f),
-    )
+    run("f-dependent-pathwise", coupled.model, FunctionDependentPathwise(coupled.posterior.inducing, coupled.posterior.local, 64))
     quiet = gpssm.GPSSM(transition, emission, process_scale=[0.1], initial_mean=[0.5])
     run("pr-ssm", quiet, PRSSM(q, PriorSteps(steps.initial_mean, jnp.full((1, 1, 1), 0.2))))
 
