@@ -116,7 +116,7 @@ def fit(
     state, history = _start(params, settings), History.empty(model.num_states)
     if resume:
         state, history = _resumed(checkpoint, state, data, settings, key)
-    run = _Blocks(static, windows, settings, key, num_observed=max(1, int(jnp.sum(windows.is_observed))))
+    run = _Blocks(static, windows, settings, key, _num_observed(windows))
     status = _status(state, history, settings, run.num_observed) if resume else None
     with reporter(progress, settings.num_steps) as show:
         while status is None:
@@ -177,7 +177,7 @@ class _Blocks(eqx.Module):
     windows: Window
     settings: FitSettings = eqx.field(static=True)
     key: PRNGKey
-    num_observed: int = eqx.field(static=True)
+    num_observed: Float[Array, ""]
 
     def block(self, state: TrainingState) -> tuple[TrainingState, Elbo]:
         """Up to `block_steps` steps; the terms are means over the steps that were finite."""
@@ -258,7 +258,7 @@ def learning_rate(settings: FitSettings, step: Int[Array, ""]) -> Float[Array, "
 
 
 def natural_step(
-    q: InducingPosterior, gradients: InducingPosterior, rate: Float[Array, ""], num_observed: int
+    q: InducingPosterior, gradients: InducingPosterior, rate: Float[Array, ""], num_observed: int | Float[Array, ""]
 ) -> InducingPosterior:
     """A natural-gradient step on q(v), in the precision, with the second-order term that keeps it positive definite.
 
@@ -312,14 +312,18 @@ def _training_windows(windows: Window, posterior: AbstractPosterior, settings: F
     return pieces(windows, local.cut_every)
 
 
-def _status(state: TrainingState, history: History, settings: FitSettings, num_observed: int) -> Status | None:
+def _num_observed(windows: Window) -> Float[Array, ""]:
+    return jnp.maximum(1, jnp.sum(windows.is_observed)).astype(windows.outputs.dtype)
+
+
+def _status(state: TrainingState, history: History, settings: FitSettings, num_observed: Float[Array, ""]) -> Status | None:
     if int(state.num_bad) >= SKIPS_BEFORE_FAILURE or not np.isfinite(history.bound[-1]):
         return Status.NONFINITE
     if int(state.step) >= settings.num_steps:
         return Status.MAX_STEPS
     if settings.tolerance is not None and len(history.bound) >= 2 * settings.patience:
         late, early = history.bound[-settings.patience :], history.bound[-2 * settings.patience : -settings.patience]
-        if np.mean(late) - np.mean(early) < settings.tolerance * num_observed:
+        if np.mean(late) - np.mean(early) < settings.tolerance * float(num_observed):
             return Status.CONVERGED
     return None
 
