@@ -35,6 +35,7 @@ from gpssm.posteriors import (
     Noise,
     draw_noise,
 )
+from gpssm.posteriors.chain import chain
 
 BOUNDS = {
     "factorised linear": FactorisedLinear,
@@ -311,7 +312,7 @@ def test_step_with_nothing_observed_equals_its_emission_term_left_out():
     window, noise = one(windows, 0), noise_of(model, posterior, 1)
     hidden = with_outputs(window, window.outputs, np.asarray(window.is_observed) & (np.arange(6) != 3)[:, None])
     plain_model, plain_posterior = unwrap((model, posterior))
-    rollout = plain_posterior.rollout(plain_model, window, first(noise))
+    rollout = plain_posterior.rollout(plain_model, window, first(noise), chain)
     left_out = plain_model.emission.log_density(rollout.states[3], window.outputs[3], window.is_observed[3])
     whole = total_of_samples(model, posterior, window, noise)
     np.testing.assert_allclose(total_of_samples(model, posterior, hidden, noise), whole - left_out, rtol=1e-12)

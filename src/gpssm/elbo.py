@@ -18,7 +18,8 @@ from gpssm.model import GPSSM
 from gpssm.noise import Scheme
 from gpssm.params import unwrap
 from gpssm.posteriors.base import AbstractPosterior, draw_noise
-from gpssm.posteriors.chain import Noise, emission_term
+from gpssm.posteriors.chain import Chain, Noise, chain, emission_term
+from gpssm.posteriors.chains import ChainName, chain_named
 
 
 class Elbo(eqx.Module):
@@ -43,18 +44,20 @@ def elbo(
     num_samples: int,
     scheme: Scheme = "plain",
     weight: float | Float[Array, ""] = 1.0,
+    chain: ChainName = "auto",
 ) -> Elbo:
     """An unbiased estimate of the bound over `windows` [sequence, ...], from `num_samples` trajectories a window.
 
     `weight` multiplies all terms but KL(q(u) || p(u)): the number of windows there are over the number given, for mini-batches
-    drawn uniformly.
+    drawn uniformly. `chain` says how the trajectories are walked; all ways agree to rounding.
     """
     model, posterior = unwrap((model, posterior))
     num_windows, num_steps = windows.outputs.shape[:2]
+    walk = chain_named(chain)
 
     def one_window(window: Window, key: PRNGKey) -> tuple[Array, Array, Array]:
         noise = draw_noise(posterior, model, num_steps, key=key, scheme=scheme, num_samples=num_samples)
-        return jax.tree.map(jnp.mean, terms_of_samples(model, posterior, window, noise))
+        return jax.tree.map(jnp.mean, terms_of_samples(model, posterior, window, noise, walk))
 
     emission, kl_transition, kl_initial = jax.vmap(one_window)(windows, jr.split(key, num_windows))
     kl_inducing = posterior.inducing.kl() + model.emission.kl()
@@ -62,12 +65,12 @@ def elbo(
 
 
 def terms_of_samples(
-    model: GPSSM, posterior: AbstractPosterior, window: Window, noise: Noise
+    model: GPSSM, posterior: AbstractPosterior, window: Window, noise: Noise, walk: Chain = chain
 ) -> tuple[Float[Array, " sample"], Float[Array, " sample"], Float[Array, " sample"]]:
-    """Emission, transition divergence and initial divergence of every sampled trajectory; model and posterior unwrapped."""
+    """Emission, transition and initial divergence of every trajectory that `walk` samples; model and posterior unwrapped."""
 
     def one_sample(*arrays: Array) -> tuple[Array, Array, Array]:
-        rollout = posterior.rollout(model, window, Noise(*arrays, key=noise.key))
+        rollout = posterior.rollout(model, window, Noise(*arrays, key=noise.key), walk)
         emission = emission_term(model, rollout.states, window)
         return emission, rollout.kl_transition, rollout.kl_initial
 

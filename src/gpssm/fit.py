@@ -28,6 +28,7 @@ from gpssm.model import GPSSM
 from gpssm.noise import Scheme
 from gpssm.params import LowerTriangular, trainable, unwrap
 from gpssm.posteriors.base import AbstractPosterior
+from gpssm.posteriors.chains import ChainName, chain_named, chain_of
 from gpssm.posteriors.local import FreeSteps
 from gpssm.progress import Report, reporter
 from gpssm.result import FitResult, History, Status
@@ -54,6 +55,7 @@ class FitSettings:
     tolerance: float | None = 1e-4  # nats an observation that a stretch of `patience` blocks must gain; None never stops
     patience: int = 4
     max_gradient_norm: float = 100.0
+    chain: ChainName = "auto"  # the fastest that applies; "plain" is the reference that serves every model
 
     def __post_init__(self) -> None:
         for name in ("num_steps", "num_samples", "block_steps", "patience"):
@@ -66,6 +68,7 @@ class FitSettings:
             raise ValueError(f"`natural_gradient` must lie in (0, 1], but got {self.natural_gradient}.")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, but got {self.batch_size}.")
+        chain_named(self.chain)
 
 
 class TrainingState(NamedTuple):
@@ -112,6 +115,7 @@ def fit(
     windows = _training_windows(data.windows(scaling), posterior, settings)
     if settings.natural_gradient is not None:
         posterior = _with_plain_inducing(posterior)
+    chain = chain_of(unwrap(model), unwrap(posterior), jax.tree.map(lambda leaf: leaf[0], windows), settings.chain)
     params, static = eqx.partition((model, posterior), trainable((model, posterior)))
     state, history = _start(params, settings), History.empty(model.num_states)
     if resume:
@@ -134,7 +138,8 @@ def fit(
             show(history)
     fitted, approximation = eqx.combine(state.good, static)
     approximation = _with_constrained_inducing(approximation)
-    return FitResult(fitted, approximation, scaling, data, history, status, asdict(settings), int(state.num_skipped))
+    num_skipped = int(state.num_skipped)
+    return FitResult(fitted, approximation, scaling, data, history, status, asdict(settings), num_skipped, chain)
 
 
 def check_fits_together(data: Dataset, model: GPSSM, posterior: AbstractPosterior) -> None:
@@ -207,6 +212,7 @@ class _Blocks(eqx.Module):
                 num_samples=settings.num_samples,
                 scheme=settings.scheme,
                 weight=weight,
+                chain=settings.chain,
             )
             # natural gradients treat KL(q(u) || p(u)) in closed form, and nothing else depends on it
             objective = terms.total + (terms.kl_inducing if settings.natural_gradient is not None else 0.0)

@@ -23,7 +23,7 @@ from gpssm.linalg import covariance
 from gpssm.model import GPSSM, walk
 from gpssm.params import unwrap
 from gpssm.posteriors.base import AbstractPosterior, draw_noise, fresh_function
-from gpssm.posteriors.chain import Noise
+from gpssm.posteriors.chain import Noise, chain
 from gpssm.result import FitResult
 
 LONGEST_EXACT_HORIZON = 64  # steps; beyond them f's residual is drawn from random features
@@ -178,7 +178,7 @@ def _posterior_states(
 ) -> Float[Array, "sample time state"]:
     model, posterior = unwrap((model, posterior))
     noise = draw_noise(posterior, model, len(window.outputs), key=key, scheme="plain", num_samples=num_samples)
-    return jax.vmap(lambda *arrays: posterior.rollout(model, window, Noise(*arrays, key=noise.key)).states)(
+    return jax.vmap(lambda *arrays: posterior.rollout(model, window, Noise(*arrays, key=noise.key), chain).states)(
         noise.inducing, noise.states, noise.function
     )
 
@@ -204,7 +204,7 @@ def _trajectories(
     def one_sample(key: PRNGKey, *arrays: Array) -> tuple[Array, Array]:
         key_draw, key_walk, key_outputs = jr.split(key, 3)
         if start is None:
-            rollout = posterior.rollout(model, window, Noise(*arrays, key=noise.key))
+            rollout = posterior.rollout(model, window, Noise(*arrays, key=noise.key), chain)
             first = rollout.states[-1]
             draw, memory = posterior.onward(model, rollout, steps, num_frequencies, key=key_draw)
         else:

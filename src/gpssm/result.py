@@ -70,6 +70,7 @@ class FitResult:
     status: Status
     settings: dict[str, Any]
     num_skipped: int  # steps whose gradient was not finite
+    chain: str = "plain"  # along which the trajectories were walked
 
     @property
     def bound(self) -> float:

@@ -194,7 +194,7 @@ def _fit(path: Path, config: Config, train: Dataset, progress: bool | Report, sa
     write_atomically(path / "history.csv", history_table(result).to_csv(index=False).encode())
     seconds = round(time.perf_counter() - began, 2)
     state = {Status.INTERRUPTED: "interrupted", Status.NONFINITE: "fitted"}.get(result.status, "fitted")
-    _set_status(path, state, fit=result.status.name.lower(), fit_seconds=seconds)
+    _set_status(path, state, fit=result.status.name.lower(), fit_seconds=seconds, chain=result.chain)
     say(f"{result.status.value} ({int(result.history.steps[-1]) if len(result.history.steps) else 0} steps, {seconds:.1f} s)")
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from gpssm.draws import AbstractDraw
 from gpssm.gp import InducingPosterior
 from gpssm.model import GPSSM, draw_function
 from gpssm.noise import Scheme, standard_normals
-from gpssm.posteriors.chain import Noise, Rollout
+from gpssm.posteriors.chain import Chain, Noise, Rollout
 
 
 class AbstractPosterior(eqx.Module):
@@ -27,8 +27,8 @@ class AbstractPosterior(eqx.Module):
     is_lower_bound: ClassVar[bool]
 
     @abstractmethod
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
-        """One sample of a trajectory through `window`; model and self are unwrapped."""
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
+        """One sample of a trajectory through `window`, walked by `chain`; model and self are unwrapped."""
 
     @abstractmethod
     def num_function_noises(self, model: GPSSM, num_steps: int) -> int:

@@ -52,6 +52,8 @@ class Proposal(NamedTuple):
 
 
 Propose: TypeAlias = Callable[[Float[Array, " state"], Moments, Step, Float[Array, " state"]], Proposal]
+# walks one trajectory through a window as `chain` does, to which it agrees but for rounding
+Chain: TypeAlias = Callable[[AbstractDraw, Propose, LocalSteps, GPSSM, Window, Noise], Rollout]
 
 
 def through_state(state: Float[Array, " state"], moments: Moments, step: Step, process_scale: Float[Array, " state"]) -> Proposal:

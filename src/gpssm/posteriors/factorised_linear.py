@@ -13,7 +13,7 @@ from gpssm.linalg import LOG_TWO_PI, gaussian_kl
 from gpssm.model import GPSSM
 from gpssm.params import AbstractParameter, LowerTriangular, Parameter, as_parameter
 from gpssm.posteriors.base import AbstractPosterior, fresh_function
-from gpssm.posteriors.chain import Noise, Rollout, chain, through_state
+from gpssm.posteriors.chain import Chain, Noise, Rollout, through_state
 from gpssm.posteriors.local import AbstractLocal
 
 
@@ -28,7 +28,7 @@ class FactorisedLinear(AbstractPosterior):
     local: AbstractLocal
     is_lower_bound: ClassVar[bool] = True
 
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         draw = MarginalDraw(model.transition.basis(), model.transition.mean, self.inducing)
         return chain(draw, through_state, self.local.steps(model, window), model, window, noise)
 
@@ -62,7 +62,7 @@ class FactorisedDense(AbstractPosterior):
         self.inducing, self.mean = inducing, as_parameter(mean)
         self.chol = chol if isinstance(chol, AbstractParameter) else LowerTriangular(chol)
 
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         mean, chol = self.mean[window.sequence], self.chol[window.sequence]
         states = mean.shape[1]
         is_real = jnp.repeat(window.is_real, states)

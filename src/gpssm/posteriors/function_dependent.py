@@ -18,7 +18,7 @@ from gpssm.draws import (
 from gpssm.gp import InducingPosterior
 from gpssm.model import GPSSM
 from gpssm.posteriors.base import AbstractPosterior
-from gpssm.posteriors.chain import Noise, Rollout, chain, through_value
+from gpssm.posteriors.chain import Chain, Noise, Rollout, through_value
 from gpssm.posteriors.local import AbstractLocal, FreeSteps
 
 
@@ -35,7 +35,7 @@ class FunctionDependent(AbstractPosterior):
     local: AbstractLocal
     is_lower_bound: ClassVar[bool] = True
 
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         num_slots = len(window.outputs) - 1
         if isinstance(self.local, FreeSteps) and self.local.cut_every is not None:
             num_slots = min(num_slots, self.local.cut_every)
@@ -70,7 +70,7 @@ class FunctionDependentPathwise(AbstractPosterior):
     num_frequencies: int = eqx.field(static=True, default=64)
     is_lower_bound: ClassVar[bool] = True
 
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         basis, mean = model.transition.basis(), model.transition.mean
         features = pathwise_features(noise.key, basis, self.num_frequencies)
         draw = pathwise_draw(basis, mean, features, self.inducing.sample(noise.inducing), noise.function.T)

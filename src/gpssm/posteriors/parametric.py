@@ -8,7 +8,7 @@ from gpssm.draws import AbstractDraw, DrawGivenInducing, FreshDraw
 from gpssm.gp import InducingPosterior
 from gpssm.model import GPSSM
 from gpssm.posteriors.base import AbstractPosterior
-from gpssm.posteriors.chain import Noise, Rollout, chain, through_fresh_value
+from gpssm.posteriors.chain import Chain, Noise, Rollout, through_fresh_value
 from gpssm.posteriors.local import AbstractLocal
 
 
@@ -23,7 +23,7 @@ class Parametric(AbstractPosterior):
     local: AbstractLocal
     is_lower_bound: ClassVar[bool] = False
 
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         values = self.inducing.sample(noise.inducing)
         draw = DrawGivenInducing(model.transition.basis(), model.transition.mean, values)
         return chain(draw, through_fresh_value, self.local.steps(model, window), model, window, noise)

@@ -8,7 +8,7 @@ from gpssm.draws import AbstractDraw, DrawGivenInducing
 from gpssm.gp import InducingPosterior
 from gpssm.model import GPSSM
 from gpssm.posteriors.base import AbstractPosterior, fresh_function, given_values
-from gpssm.posteriors.chain import Noise, Rollout, chain, through_mean
+from gpssm.posteriors.chain import Chain, Noise, Rollout, through_mean
 from gpssm.posteriors.local import AbstractLocal
 
 
@@ -25,7 +25,7 @@ class VCDT(AbstractPosterior):
     local: AbstractLocal
     is_lower_bound: ClassVar[bool] = True
 
-    def rollout(self, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+    def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         values = self.inducing.sample(noise.inducing)
         draw = DrawGivenInducing(model.transition.basis(), model.transition.mean, values)
         return chain(draw, through_mean, self.local.steps(model, window), model, window, noise)
