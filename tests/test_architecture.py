@@ -11,11 +11,11 @@ FLOW = [  # a module imports only what stands before it
     *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise"),
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
     *("draws", "model", "posteriors", "elbo", "linear", "subspace"),
-    *("initialise", "result", "progress", "fit", "forecasts", "predict", "particles", "filter"),
+    *("initialise", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
     *("baselines", "evaluate", "select"),
     *("config", "findings", "plots", "run", "report", "reproduce", "commands", "cli"),
 ]
-SHARED_BY_FAMILIES = {"__init__", "base", "chain", "local"}
+SHARED_BY_FAMILIES = {"__init__", "base", "chain", "chains", "local"}
 ENTRANCES = {"__init__", "__main__"}
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 500, 80
 

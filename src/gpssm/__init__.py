@@ -46,3 +46,5 @@ from gpssm.result import History as History
 from gpssm.result import Status as Status
 from gpssm.save import load as load
 from gpssm.save import save as save
+from gpssm.starts import fit_many as fit_many
+from gpssm.starts import fit_starts as fit_starts
