@@ -12,7 +12,7 @@ FLOW = [  # a module imports only what stands before it
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
     *("draws", "model", "posteriors", "elbo", "linear", "subspace"),
     *("initialise", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
-    *("baselines", "evaluate", "select"),
+    *("baselines", "evaluate", "ensemble", "select"),
     *("config", "findings", "plots", "run", "report", "reproduce", "commands", "cli"),
 ]
 SHARED_BY_FAMILIES = {"__init__", "base", "chain", "chains", "local"}

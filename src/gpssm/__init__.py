@@ -20,6 +20,7 @@ from gpssm.data import read_table as read_table
 from gpssm.elbo import Elbo as Elbo
 from gpssm.elbo import elbo as elbo
 from gpssm.elbo import pieces as pieces
+from gpssm.ensemble import Ensemble as Ensemble
 from gpssm.filter import FittedForecaster as FittedForecaster
 from gpssm.filter import filter as filter
 from gpssm.filter import smooth as smooth
@@ -46,5 +47,10 @@ from gpssm.result import History as History
 from gpssm.result import Status as Status
 from gpssm.save import load as load
 from gpssm.save import save as save
+from gpssm.select import Selection as Selection
+from gpssm.select import SelectSettings as SelectSettings
+from gpssm.select import saturation as saturation
+from gpssm.select import select as select
+from gpssm.select import start_grid as start_grid
 from gpssm.starts import fit_many as fit_many
 from gpssm.starts import fit_starts as fit_starts

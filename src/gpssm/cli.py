@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 import typer
 from typer.main import get_command
 
@@ -91,6 +92,13 @@ def run(arguments: Sequence[str]) -> int:
             print(error.format_message())
             return BAD_INPUT
         return _failed(f"{error.format_message()} Try: gpssm {_verb(given)}--help", BAD_INPUT, is_debug)
+    except np.linalg.LinAlgError as error:  # a kind of ValueError, but nobody's input
+        return _failed(f"{type(error).__name__}: {error} (--debug shows where)", FAILED, is_debug)
+    except PermissionError as error:
+        return _failed(f"{error.filename or 'A file'} cannot be read or written: {error.strerror}.", BAD_INPUT, is_debug)
+    except BrokenPipeError:  # as of `gpssm ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (ValueError, FileNotFoundError) as error:
         is_ours = not isinstance(error, UnicodeError) or is_debug
         return _failed(str(error) if is_ours else f"A file is not UTF-8 text: {error}", BAD_INPUT, is_debug)

@@ -51,7 +51,9 @@ def fit(
         runs.check_new(out)
     start = _start_changes(state_dim, posterior, inducing)
     changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
-    settings = _settings(config, changes, start, seed)
+    kept = out / "config.toml"
+    base = kept if resume and config is None and runs.read_status(out) is not None else config
+    settings = _settings(base, changes, start, seed)
     for part, reference in settings.own_parts.items():
         configuration.resolve(reference, f"start.{part}")
     dataset = loading.load_data(settings.data)

@@ -1,0 +1,328 @@
+"""Which model: candidates fitted side by side to the first part of the training data, and scored on the rest of it.
+
+The score is the rolling-origin log score (or another) on the end of the training data, or the bound. The best candidate is fitted
+again to all of it; so are, for an ensemble, those next to it, weighted by stacking. The test data are never asked for.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.random as jr
+import numpy as np
+import pandas as pd
+
+from gpssm._types import PRNGKey
+from gpssm.atomic import present_folder
+from gpssm.data import Dataset, Scaling
+from gpssm.ensemble import Ensemble, stacking_weights
+from gpssm.evaluate import Evaluation, rolling_origin
+from gpssm.filter import FittedForecaster
+from gpssm.fit import FitSettings
+from gpssm.initialise import StartSettings
+from gpssm.result import FitResult, History, Status
+from gpssm.save import load, save
+from gpssm.starts import Problem, fit_many, starts_around
+from gpssm.subspace import identify
+
+Say = Callable[[str], None]
+SCORES = ("nlpd", "rmse", "crps")
+EVALUATION = 2**31 - 2  # folded into the key
+
+
+@dataclass(frozen=True)
+class SelectSettings:
+    """How candidates are compared."""
+
+    by: Literal["nlpd", "rmse", "crps", "bound"] = "nlpd"
+    validation_fraction: float = 0.25  # of every training sequence, at its end
+    horizon: int = 30  # cut to what the validation part has room for
+    stride: int | None = None  # rows between origins; by itself, about 40 windows
+    num_starts: int = 1  # of each candidate; those after the first are perturbed
+    spread: float = 0.5  # of the perturbation, in log units
+    ensemble_size: int = 1  # how many of the best are fitted again, and mixed
+    num_samples: int = 200
+
+    def __post_init__(self) -> None:
+        if self.by not in (*SCORES, "bound"):
+            raise ValueError(f"`by` must be one of {', '.join(SCORES)} or bound, but got {self.by!r}.")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"`validation_fraction` must lie between 0 and 1, but got {self.validation_fraction}.")
+        for name in ("horizon", "num_starts", "ensemble_size", "num_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but got {getattr(self, name)}.")
+        if self.stride is not None and self.stride < 1:
+            raise ValueError(f"`stride` must be at least 1, but got {self.stride}.")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was chosen, and from what."""
+
+    table: pd.DataFrame  # one row a fit, the best first: candidate, start, scores, bound, weight in the ensemble, status, seconds
+    candidates: dict[str, StartSettings]
+    best: str  # the name of the candidate
+    result: FitResult  # the best, fitted to all of the data
+    ensemble: Ensemble  # the best few, fitted to all of the data
+    seconds: float
+
+    @property
+    def start(self) -> StartSettings:
+        """The settings that were chosen."""
+        return self.candidates[self.best]
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """The bound over the number of inducing points, and where it stops improving."""
+
+    bounds: dict[int, float]
+    chosen: int
+
+
+def start_grid(base: StartSettings | None = None, **choices: Sequence[Any]) -> dict[str, StartSettings]:
+    """Every combination of the choices, by a name that tells them apart: start_grid(mean=["linear", "identity"], state_dim=[2, 4])."""
+    base = base or StartSettings()
+    known = [field.name for field in dataclasses.fields(StartSettings)]
+    for name in choices:
+        if name not in known:
+            raise ValueError(f"`{name}` is no setting of a start: expected some of {', '.join(known)}.")
+    many = [name for name, values in choices.items() if len(values) > 1]
+    candidates = {}
+    for values in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, values, strict=True))
+        name = ", ".join(f"{name}={chosen[name]}" for name in many) or "default"
+        candidates[name] = dataclasses.replace(base, **chosen)
+    return candidates
+
+
+def default_candidates(data: Dataset, base: StartSettings | None = None) -> dict[str, StartSettings]:
+    """A linear and an identity mean, each with the state dimension that subspace identification finds and with one more."""
+    scaling = Scaling.of(data)
+    outputs = [np.asarray(scaling.outputs(a)) for a in data.outputs]
+    controls = [np.asarray(scaling.controls(a)) for a in data.controls] if data.num_controls else None
+    found = identify(outputs, controls, "auto").model.state_dim
+    return start_grid(base, state_dim=[found, found + 1], mean=["linear", "identity"])
+
+
+def select(
+    data: Dataset,
+    candidates: Mapping[str, StartSettings] | Sequence[StartSettings] | None = None,
+    *,
+    key: PRNGKey,
+    settings: SelectSettings | None = None,
+    fit_settings: FitSettings | None = None,
+    checkpoint: str | Path | None = None,
+    say: Say = lambda line: None,
+) -> Selection:
+    """The best of the candidates for `data` (training data alone), fitted to all of it.
+
+    Fits of one shape run as one program. With `checkpoint` everything done is kept in that folder, and the same call goes on
+    from there. By the bound there is nothing to hold out: the fits to all of the data are compared, and the best is the result.
+    """
+    began = time.perf_counter()
+    settings, fit_settings = settings or SelectSettings(), fit_settings or FitSettings()
+    named = _named(candidates if candidates is not None else default_candidates(data))
+    place = None if checkpoint is None else Path(checkpoint)
+    if place is not None:
+        _check_question(place, _question(data, named, settings, fit_settings, key))
+    is_by_bound = settings.by == "bound"
+    part = data if is_by_bound else data.split(1 - settings.validation_fraction)[0]
+    labels = [(name, number) for name in named for number in range(settings.num_starts)]
+    say(f"fitting {len(labels)} models to {part.num_rows} of {data.num_rows} rows")
+    results = _fit_all(part, named, labels, settings, fit_settings, key, place and place / "fits", say)
+    if is_by_bound:
+        rows, densities = [{} for _ in labels], None
+    else:
+        rows, densities = _scores(data, part, results, labels, settings, key, place, say)
+    table = _table(labels, results, rows, settings.by)
+    order = [int(i) for i in table.index][: settings.ensemble_size]
+    weights = _bound_weights(table, order) if densities is None else stacking_weights(densities[order])
+    if not is_by_bound:
+        say(f"fitting the best {'one' if len(order) == 1 else len(order)} again, to all {data.num_rows} rows")
+        chosen = [labels[i] for i in order]
+        refits = _fit_all(data, named, chosen, settings, fit_settings, key, place and place / "refits", say)
+    else:
+        refits = [results[i] for i in order]
+    table["weight"] = 0.0
+    table.loc[order, "weight"] = weights
+    members = tuple(FittedForecaster(result, num_samples=settings.num_samples) for result in refits)
+    best, seconds = str(table.iloc[0]["candidate"]), time.perf_counter() - began
+    return Selection(table.reset_index(drop=True), named, best, refits[0], Ensemble(members, weights), seconds)
+
+
+def saturation(
+    data: Dataset,
+    counts: Sequence[int] = (10, 20, 40, 80),
+    *,
+    key: PRNGKey,
+    fit_settings: FitSettings | None = None,
+    start: StartSettings | None = None,
+    tolerance: float = 2e-3,
+    checkpoint: str | Path | None = None,
+    say: Say = lambda line: None,
+) -> Saturation:
+    """The number of inducing points beyond which the converged bound gains less than `tolerance` nats an observation.
+
+    More of them bring q closer to the posterior, so the bound says when there are enough (paper, section 'VCDT and u-dependence').
+    """
+    if not counts or list(counts) != sorted(set(counts)) or counts[0] < 1:
+        raise ValueError(f"`counts` must be whole numbers from 1 that rise, as in (10, 20, 40), but got {tuple(counts)}.")
+    num_observed = sum(int((~np.isnan(a)).sum()) for a in data.outputs)
+    bounds: dict[int, float] = {}
+    for before, count in zip((None, *counts), counts, strict=False):
+        problem = Problem.standardised(data, key=key, start=dataclasses.replace(start or StartSettings(), num_inducing=count))
+        place = None if checkpoint is None else Path(checkpoint) / f"inducing-{count}"
+        bounds[count] = converged_bound(_uninterrupted(fit_many([problem], fit_settings, checkpoint=place))[0].history)
+        say(f"{count} inducing points: bound {bounds[count]:.1f}")
+        if before is not None and not bounds[count] > bounds[before] + tolerance * num_observed:
+            return Saturation(bounds, before)
+    return Saturation(bounds, counts[-1])
+
+
+def converged_bound(history: History, num_blocks: int = 4) -> float:
+    """The bound over the last blocks of steps; its last value alone is noisy."""
+    return float(np.mean(history.bound[-num_blocks:])) if len(history.bound) else float("nan")
+
+
+def _named(candidates: Mapping[str, StartSettings] | Sequence[StartSettings]) -> dict[str, StartSettings]:
+    if not candidates:
+        raise ValueError(
+            "There is nothing to select from: give at least one candidate, as in gpssm.start_grid(state_dim=[2, 4])."
+        )
+    if isinstance(candidates, Mapping):
+        return dict(candidates)
+    names = [field.name for field in dataclasses.fields(StartSettings)]
+    differing = [name for name in names if len({getattr(c, name) for c in candidates}) > 1]
+    named = {", ".join(f"{name}={getattr(c, name)}" for name in differing) or "default": c for c in candidates}
+    if len(named) < len(candidates):
+        raise ValueError("Two of the candidates are the same: give each once.")
+    return named
+
+
+def _fit_all(
+    data: Dataset,
+    named: Mapping[str, StartSettings],
+    labels: Sequence[tuple[str, int]],
+    settings: SelectSettings,
+    fit_settings: FitSettings,
+    key: PRNGKey,
+    place: Path | None,
+    say: Say,
+) -> list[FitResult]:
+    around = {
+        name: starts_around(Problem.standardised(data, key=key, start=named[name]), settings.num_starts, settings.spread)
+        for name in dict.fromkeys(name for name, _ in labels)
+    }
+
+    def tell(members: list[int], histories: list[History]) -> None:
+        bounds = ", ".join(f"{history.bound[-1]:.1f}" for history in histories[:6])
+        more = ", …" if len(histories) > 6 else ""
+        first = labels[members[0]][0]
+        told = first if len(members) == 1 else f"{first} and {len(members) - 1} more"
+        say(f"{told}: step {int(histories[0].steps[-1])} of {fit_settings.num_steps}, bound {bounds}{more}")
+
+    problems = [around[name][number] for name, number in labels]
+    return _uninterrupted(fit_many(problems, fit_settings, checkpoint=place, progress=tell))
+
+
+def _uninterrupted(results: list[FitResult]) -> list[FitResult]:
+    if any(result.status is Status.INTERRUPTED for result in results):
+        raise KeyboardInterrupt
+    return results
+
+
+def _scores(
+    data: Dataset,
+    part: Dataset,
+    results: Sequence[FitResult],
+    labels: Sequence[tuple[str, int]],
+    settings: SelectSettings,
+    key: PRNGKey,
+    place: Path | None,
+    say: Say,
+) -> tuple[list[dict[str, float]], np.ndarray]:
+    """Each fit's scores on what follows `part`, and its log density of every row there."""
+    starts = list(part.lengths)
+    room = min(n - s for n, s in zip(data.lengths, starts, strict=True))
+    horizon = min(settings.horizon, room)
+    num_origins = sum(n - s - horizon + 1 for n, s in zip(data.lengths, starts, strict=True))
+    stride = settings.stride or max(1, num_origins // 40)
+    rows, densities = [], []
+    for i, (name, number) in enumerate(labels):
+        folder = None if place is None else place / f"score-{i}"
+        if folder is not None and present_folder(folder).is_dir():
+            evaluation: Evaluation = load(folder)
+        else:
+            evaluation = rolling_origin(
+                {"model": FittedForecaster(results[i], num_samples=settings.num_samples)},
+                data,
+                horizon=horizon,
+                stride=stride,
+                start=starts,
+                scaling=Scaling.of(data),
+                key=jr.fold_in(key, EVALUATION),
+            )
+            if folder is not None:
+                save(folder, evaluation)
+        score = evaluation.score("model")
+        rows.append({metric: score.values[metric] for metric in (*SCORES, "coverage90")})
+        densities.append(evaluation.errors["model"].log_density.ravel())
+        told = name if settings.num_starts == 1 else f"{name}, start {number}"
+        say(f"{told}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {evaluation.num_windows} windows of {horizon} rows")
+    return rows, np.stack(densities)
+
+
+def _table(
+    labels: Sequence[tuple[str, int]], results: Sequence[FitResult], rows: Sequence[dict[str, float]], by: str
+) -> pd.DataFrame:
+    """One row a fit, numbered as in `labels`, the best first; what is not a number comes last."""
+    table = pd.DataFrame(
+        {
+            "candidate": [name for name, _ in labels],
+            "start": [number for _, number in labels],
+            **({metric: [row[metric] for row in rows] for metric in rows[0]}),
+            "bound": [converged_bound(result.history) for result in results],
+            "status": [result.status.name.lower() for result in results],
+            "seconds": [float(np.sum(result.history.seconds)) for result in results],
+        }
+    )
+    return table.sort_values(by, ascending=by != "bound", kind="stable")
+
+
+def _bound_weights(table: pd.DataFrame, order: Sequence[int]) -> np.ndarray:
+    """Posterior odds with the bound in the place of the log evidence."""
+    bounds = np.nan_to_num(table.loc[list(order), "bound"].to_numpy(float), nan=-np.inf)
+    odds = np.exp(bounds - bounds.max()) if np.isfinite(bounds).any() else np.ones(len(bounds))
+    return odds / odds.sum()
+
+
+def _question(
+    data: Dataset, named: Mapping[str, StartSettings], settings: SelectSettings, fit_settings: FitSettings, key: PRNGKey
+) -> dict[str, Any]:
+    return {
+        "data": data,
+        "candidates": {name: dataclasses.asdict(candidate) for name, candidate in named.items()},
+        "settings": dataclasses.asdict(settings),
+        "fit": dataclasses.asdict(fit_settings),
+        "key": np.asarray(jr.key_data(key)).tolist(),
+    }
+
+
+def _check_question(place: Path, question: dict[str, Any]) -> None:
+    """Raise where the folder holds another selection than the one asked for; lay the question down where it holds none."""
+    folder = place / "question"
+    if not present_folder(folder).is_dir():
+        save(folder, question)
+        return
+    kept = load(folder)
+    different = [name for name in question if kept.get(name) != question[name]]
+    if different:
+        raise ValueError(
+            f"{place} holds a selection with other {' and '.join(different)}. Repeat it exactly to go on with it, or choose "
+            "another folder."
+        )
