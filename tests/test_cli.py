@@ -77,6 +77,7 @@ def folder(tmp_path_factory) -> Path:
         "unknown.toml": "[fit]\nlearning_rat = 0.1\n",
         "no_module.toml": "[start]\nkernel = 'no_such_module:Kernel'\n",
         "tiny.toml": SETTINGS,
+        "other.toml": "[fit]\nnum_steps = 5",
         "a_file": "x",
     }
     for name, text in texts.items():
@@ -110,7 +111,9 @@ def call(folder, monkeypatch, capsys):
 
 
 BAD = [
-    ("fit", "Missing argument 'DATA'"),
+    ("fit one.csv", "Missing option '--out'"),
+    ("fit --out new", "Missing argument 'DATA'"),
+    ("fit --resume --out new", "There is no run in new to go on with"),
     ("fit one.csv --outputs y", "Missing option '--out'"),
     ("fitt one.csv", "No such command 'fitt'"),
     (f"fit {ONE} --sped 3", "No such option"),
@@ -160,6 +163,8 @@ BAD = [
     ("fit one.csv --outputs y --out full", r"holds other things \(thesis.tex\)"),
     ("fit one.csv --outputs y --out a_file", "a_file is a file"),
     ("fit one.csv --outputs y --resume --out run", "other settings"),
+    ("fit --seed 7 --resume --out run", "other settings.*seed: 0, 7"),
+    ("fit --config other.toml --resume --out run", "other settings.*fit.num_steps: 4, 5"),
     ("forecast run", "Missing option '--steps'"),
     ("forecast full --steps 3", "is not a run: no status.json"),
     ("forecast nowhere --steps 3", "there is no such folder"),
@@ -237,9 +242,10 @@ def test_fit_says_what_it_found_and_writes_json(folder):
     assert "linear model" in numbers["words"][2]
 
 
-def test_a_finished_run_is_shown_again_by_resume(call):
-    code, out, _ = call("fit driven.csv --outputs y --controls u --time t --config tiny.toml --resume --out run")
-    assert code == 0
+@pytest.mark.parametrize("said", ["driven.csv --outputs y --controls u --time t --config tiny.toml", "driven.csv --seed 0", ""])
+def test_a_run_goes_on_with_the_same_command_a_part_of_it_or_nothing(call, said):
+    code, out, err = call(f"fit {said} --resume --out run")
+    assert code == 0, err
     assert "Run folder: run" in out
 
 

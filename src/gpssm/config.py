@@ -101,25 +101,25 @@ def check_quantiles(quantiles: tuple[float, ...]) -> None:
         raise ValueError(f"Quantiles must lie between 0 and 1 and rise, as in 0.05,0.5,0.95, but got {listed or 'none'}.")
 
 
-def read(path: str | os.PathLike[str]) -> Config:
-    """The configuration in a TOML file, defaults for what it leaves out."""
+def read(path: str | os.PathLike[str], base: Config | None = None) -> Config:
+    """The configuration in a TOML file; what it leaves out is as in `base`, or else has its default."""
     file = Path(path)
     if not file.is_file():
         siblings = sorted(entry.name for entry in file.parent.iterdir()) if file.parent.is_dir() else []
         raise FileNotFoundError(f"There is no file '{path}'{nearest(file.name, [s for s in siblings if s.endswith('.toml')])}.")
     try:
-        return parse(file.read_text(encoding="utf-8"))
+        return parse(file.read_text(encoding="utf-8"), base)
     except ValueError as error:  # of which errors in the encoding and in the TOML are kinds
         raise ValueError(f"{path}: {error}") from None
 
 
-def parse(text: str) -> Config:
-    """The configuration in a TOML text."""
+def parse(text: str, base: Config | None = None) -> Config:
+    """The configuration in a TOML text, over `base`."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f'this is not TOML: {error}. Text stands in quotes, as in posterior = "vcdt".') from None
-    return override(Config(), tables)
+    return override(base or Config(), tables)
 
 
 def override(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ class Run:
         """The fit, or an error that says how to get it."""
         if self.result is None:
             raise ValueError(
-                f"The run in {self.folder} has no fitted model yet (it is '{self.status['state']}'). Finish it: gpssm fit "
-                f"{self.config.data.source or 'DATA'} --resume --out {self.folder}"
+                f"The run in {self.folder} has no fitted model yet (it is '{self.status['state']}'). Finish it: "
+                f"gpssm fit --resume --out {self.folder}"
             )
         return self.result
 
@@ -104,15 +104,28 @@ def begin(folder: Path, config: Config, data: Dataset, *, resume: bool) -> tuple
     if not resume:
         raise ValueError(_occupied(folder, status))
     kept = configuration.read(folder / "config.toml")
-    if different := configuration.differences(kept, config):
-        raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(different[:3])}). "
-            "Resume it with its own, or choose another --out."
-        )
+    _check_same(folder, kept, config)
     kept_data = load(folder / "data")
     if kept_data != data:
         raise ValueError(f"{folder} holds a run on other data: {kept_data!r}. Resume it with its own, or choose another --out.")
     return kept, kept_data
+
+
+def agreed(folder: Path, file: Path | None, changes: Mapping[str, Any]) -> Config:
+    """The settings of the run in `folder`, of which a file and `changes` may repeat some, but contradict none."""
+    kept = configuration.read(folder / "config.toml")
+    said = kept if file is None else configuration.read(file, kept)
+    _check_same(folder, kept, configuration.override(said, changes))
+    return kept
+
+
+def _check_same(folder: Path, kept: Config, said: Config) -> None:
+    if different := configuration.differences(kept, said):
+        more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(
+            f"{folder} holds a run with other settings ({'; '.join(different[:3])}{more}). "
+            f"Go on with its own: gpssm fit --resume --out {folder}; or choose another --out."
+        )
 
 
 def check_new(folder: str | os.PathLike[str]) -> None:

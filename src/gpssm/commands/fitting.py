@@ -30,8 +30,8 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of all ra
 
 
 def fit(
-    data: loading.Data,
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder to make.")],
+    data: loading.MaybeData = None,
     outputs: loading.Outputs = None,
     controls: loading.Controls = None,
     sequence: loading.Sequence = None,
@@ -42,28 +42,36 @@ def fit(
     train_fraction: Fraction = None,
     config: ConfigFile = None,
     seed: Seed = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in RUN.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in RUN; nothing else needs to be said again.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Fit a GPSSM to the first part of the data, and say how good it is on the rest."""
     console.check_writable(json)
     if not resume:
         runs.check_new(out)
-    start = _start_changes(state_dim, posterior, inducing)
-    changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
-    kept = out / "config.toml"
-    base = kept if resume and config is None and runs.read_status(out) is not None else config
-    settings = _settings(base, changes, start, seed)
+    is_begun = resume and runs.read_status(out) is not None
+    if data is None and not is_begun:
+        raise ValueError(
+            f"There is no run in {out} to go on with." if resume else "Missing argument 'DATA'. See gpssm fit --help"
+        )
+    changes = _changes(
+        loading.data_changes(data, outputs, controls, sequence, time, train_fraction),
+        _start_changes(state_dim, posterior, inducing),
+        seed,
+    )
+    settings = runs.agreed(out, config, changes) if is_begun else _settings(config, changes)
     for part, reference in settings.own_parts.items():
         configuration.resolve(reference, f"start.{part}")
-    dataset = loading.load_data(settings.data)
+    dataset = runs.load_run(out).data if data is None else loading.load_data(settings.data)
     loading.check_learnable(settings, dataset)
     with console.timed("fit"):
         show(dataset.describe())
         try:
             run = runs.carry_out(out, settings, dataset, resume=resume, progress=console.progress(), say=say)
         except KeyboardInterrupt:
-            say(f"Interrupted. Go on with the same command and --resume; what there is stands in {out}.")
+            say(f"Interrupted; what there is stands in {out}. Go on with it: gpssm fit --resume --out {out}")
             raise
         _present(run)
         console.write_json(json, run.metrics)
@@ -90,7 +98,7 @@ def compare(
     for family in families:
         runs.check_new(out / family)
     changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
-    settings = _settings(config, changes, _start_changes(state_dim, None, inducing), seed)
+    settings = _settings(config, _changes(changes, _start_changes(state_dim, None, inducing), seed))
     dataset = loading.load_data(settings.data)
     loading.check_learnable(settings, dataset)
     if settings.data.train_fraction == 1:
@@ -161,13 +169,18 @@ def _present(run: Run) -> None:
     if run.evaluation is not None:
         console.show_scores(run.evaluation)
     console.sentences(run.metrics["words"])
-    show(f"Run folder: {run.folder}. Next: gpssm report {run.folder}; gpssm forecast {run.folder} --steps 30")
+    plan = f" --controls FUTURE.csv (with {', '.join(run.data.control_names)})" if run.data.num_controls else ""
+    show(f"Run folder: {run.folder}. Next: gpssm report {run.folder}; gpssm forecast {run.folder} --steps 30{plan}")
 
 
-def _settings(file: Path | None, data: Mapping[str, Any], start: Mapping[str, Any], seed: int | None) -> Config:
-    base = configuration.read(file) if file is not None else Config()
+def _settings(file: Path | None, changes: Mapping[str, Any]) -> Config:
+    return configuration.override(configuration.read(file) if file is not None else Config(), changes)
+
+
+def _changes(data: Mapping[str, Any], start: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """What was said on the command line, as changes to a configuration."""
     changes: dict[str, Any] = {"data": data, "start": start}
-    return configuration.override(base, changes if seed is None else {**changes, "seed": seed})
+    return changes if seed is None else {**changes, "seed": seed}
 
 
 def _start_changes(state_dim: str | None, posterior: str | None, inducing: str | None) -> dict[str, Any]:

@@ -13,6 +13,12 @@ from gpssm.run import Run, training_part
 from gpssm.tables import nearest
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A CSV, TSV, Parquet or MATLAB file, or the name of a benchmark.")]
+MaybeData = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATA", help="A CSV, TSV, Parquet or MATLAB file, or the name of a benchmark. Not needed with --resume."
+    ),
+]
 Outputs = Annotated[str | None, typer.Option("--outputs", metavar="Y1,Y2", help="Columns to model.")]
 Controls = Annotated[str | None, typer.Option("--controls", metavar="U1,U2", help="Columns that act on them.")]
 Sequence = Annotated[str | None, typer.Option("--sequence", metavar="COLUMN", help="Column that tells sequences apart.")]
@@ -63,7 +69,12 @@ def like_run(run: Run, source: str) -> Dataset:
 
 
 def data_changes(
-    source: str, outputs: str | None, controls: str | None, sequence: str | None, time: str | None, fraction: float | None
+    source: str | None,
+    outputs: str | None,
+    controls: str | None,
+    sequence: str | None,
+    time: str | None,
+    fraction: float | None,
 ) -> dict[str, object]:
     """What the command line says about data, as changes to the table [data] of a configuration."""
     from gpssm.commands.console import comma_list
