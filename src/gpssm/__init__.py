@@ -47,8 +47,10 @@ from gpssm.result import History as History
 from gpssm.result import Status as Status
 from gpssm.save import load as load
 from gpssm.save import save as save
+from gpssm.select import Ranking as Ranking
 from gpssm.select import Selection as Selection
 from gpssm.select import SelectSettings as SelectSettings
+from gpssm.select import rank as rank
 from gpssm.select import saturation as saturation
 from gpssm.select import select as select
 from gpssm.select import start_grid as start_grid

@@ -74,11 +74,14 @@ def mixture(forecasts: Sequence[Forecast], weights: Float[np.ndarray, " member"]
     return Forecast(mean, samples, density, first.output_names, first.first_step, first.sampling_time, covariance)
 
 
-def stacking_weights(log_densities: Float[np.ndarray, "member value"], num_iterations: int = 300) -> Float[np.ndarray, " member"]:
+def stacking_weights(
+    log_densities: Float[np.ndarray, "member value"], num_iterations: int = 10_000
+) -> Float[np.ndarray, " member"]:
     """The weights whose mixture gives the outcomes the highest average log density (stacking: Yao et al., 2018).
 
-    `log_densities` are each member's of outcomes that it was not fitted to. The objective is concave; expectation-maximisation
-    climbs it from equal weights, and weights below a thousandth become zero.
+    `log_densities` are each member's of outcomes that it was not fitted to; NaN is an outcome that is missing for all, and
+    counts as impossible where others have a value. The objective is concave; expectation-maximisation climbs it from equal
+    weights until no weight moves any more, and weights below a thousandth become zero.
     """
     values = np.where(np.isnan(log_densities), -np.inf, log_densities)
     values = values[:, np.isfinite(values).any(axis=0)]
@@ -88,7 +91,9 @@ def stacking_weights(log_densities: Float[np.ndarray, "member value"], num_itera
     densities = np.exp(values - values.max(axis=0))
     for _ in range(num_iterations):
         shares = weights[:, None] * densities
-        weights = (shares / shares.sum(axis=0)).mean(axis=1)
+        before, weights = weights, (shares / shares.sum(axis=0)).mean(axis=1)
+        if np.abs(weights - before).max() < 1e-9:
+            break
     weights = np.where(weights < 1e-3, 0.0, weights)
     return weights / weights.sum()
 

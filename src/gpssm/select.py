@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax.random as jr
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
@@ -22,8 +23,9 @@ from gpssm.data import Dataset, Scaling
 from gpssm.ensemble import Ensemble, stacking_weights
 from gpssm.evaluate import Evaluation, rolling_origin
 from gpssm.filter import FittedForecaster
-from gpssm.fit import FitSettings
+from gpssm.fit import FitSettings, fit
 from gpssm.initialise import StartSettings
+from gpssm.progress import Report
 from gpssm.result import FitResult, History, Status
 from gpssm.save import load, save
 from gpssm.starts import Problem, fit_many, starts_around
@@ -60,6 +62,22 @@ class SelectSettings:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """Every candidate's scores, and how the best are to be weighted against each other."""
+
+    table: pd.DataFrame  # one row a fit, the best first: candidate, start, scores, bound, weight in the ensemble, status, seconds
+    candidates: dict[str, StartSettings]
+    evaluation: Evaluation | None  # every fit on the validation rows, named as in the table; None by the bound
+    fits: tuple[FitResult, ...]  # in the order of the table, made of the training part of the data that were given
+    weights: Float[np.ndarray, " member"]  # of the first `ensemble_size` of them
+
+    @property
+    def best(self) -> str:
+        """The name of the candidate that comes first."""
+        return str(self.table.iloc[0]["candidate"])
+
+
+@dataclass(frozen=True)
 class Selection:
     """What was chosen, and from what."""
 
@@ -85,7 +103,7 @@ class Saturation:
 
 
 def start_grid(base: StartSettings | None = None, **choices: Sequence[Any]) -> dict[str, StartSettings]:
-    """Every combination of the choices, by a name that tells them apart: start_grid(mean=["linear", "identity"], state_dim=[2, 4])."""
+    """Every combination of the choices, by a name that tells them apart: start_grid(state_dim=[2, 4], ...)."""
     base = base or StartSettings()
     known = [field.name for field in dataclasses.fields(StartSettings)]
     for name in choices:
@@ -126,6 +144,33 @@ def select(
     """
     began = time.perf_counter()
     settings, fit_settings = settings or SelectSettings(), fit_settings or FitSettings()
+    place = None if checkpoint is None else Path(checkpoint)
+    ranking = rank(
+        data, candidates, key=key, settings=settings, fit_settings=fit_settings, checkpoint=place and place / "ranking", say=say
+    )
+    refits: Sequence[FitResult] = ranking.fits[: len(ranking.weights)]
+    if settings.by != "bound":
+        count = len(ranking.weights)
+        say(f"fitting the best {'one' if count == 1 else count} again, to all {data.num_rows} rows")
+        labels = list(zip(ranking.table["candidate"], ranking.table["start"], strict=True))[:count]
+        refits = _fit_all(data, ranking.candidates, labels, settings, fit_settings, key, place and place / "refits", say)
+    members = tuple(FittedForecaster(result, num_samples=settings.num_samples) for result in refits)
+    ensemble, seconds = Ensemble(members, ranking.weights), time.perf_counter() - began
+    return Selection(ranking.table, ranking.candidates, ranking.best, refits[0], ensemble, seconds)
+
+
+def rank(
+    data: Dataset,
+    candidates: Mapping[str, StartSettings] | Sequence[StartSettings] | None = None,
+    *,
+    key: PRNGKey,
+    settings: SelectSettings | None = None,
+    fit_settings: FitSettings | None = None,
+    checkpoint: str | Path | None = None,
+    say: Say = lambda line: None,
+) -> Ranking:
+    """The candidates in order of merit: what `select` does before it fits the best again."""
+    settings, fit_settings = settings or SelectSettings(), fit_settings or FitSettings()
     named = _named(candidates if candidates is not None else default_candidates(data))
     place = None if checkpoint is None else Path(checkpoint)
     if place is not None:
@@ -133,26 +178,20 @@ def select(
     is_by_bound = settings.by == "bound"
     part = data if is_by_bound else data.split(1 - settings.validation_fraction)[0]
     labels = [(name, number) for name in named for number in range(settings.num_starts)]
-    say(f"fitting {len(labels)} models to {part.num_rows} of {data.num_rows} rows")
+    say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
     results = _fit_all(part, named, labels, settings, fit_settings, key, place and place / "fits", say)
-    if is_by_bound:
-        rows, densities = [{} for _ in labels], None
+    evaluation = None if is_by_bound else _scored(data, part, results, labels, settings, key, place, say)
+    table = _table(labels, results, evaluation, settings)
+    order = [int(i) for i in table.index]
+    best = order[: settings.ensemble_size]
+    if evaluation is None:
+        weights = _bound_weights(table, best)
     else:
-        rows, densities = _scores(data, part, results, labels, settings, key, place, say)
-    table = _table(labels, results, rows, settings.by)
-    order = [int(i) for i in table.index][: settings.ensemble_size]
-    weights = _bound_weights(table, order) if densities is None else stacking_weights(densities[order])
-    if not is_by_bound:
-        say(f"fitting the best {'one' if len(order) == 1 else len(order)} again, to all {data.num_rows} rows")
-        chosen = [labels[i] for i in order]
-        refits = _fit_all(data, named, chosen, settings, fit_settings, key, place and place / "refits", say)
-    else:
-        refits = [results[i] for i in order]
+        densities = np.stack([errors.log_density.ravel() for errors in evaluation.errors.values()])
+        weights = stacking_weights(densities[best])
     table["weight"] = 0.0
-    table.loc[order, "weight"] = weights
-    members = tuple(FittedForecaster(result, num_samples=settings.num_samples) for result in refits)
-    best, seconds = str(table.iloc[0]["candidate"]), time.perf_counter() - began
-    return Selection(table.reset_index(drop=True), named, best, refits[0], Ensemble(members, weights), seconds)
+    table.loc[best, "weight"] = weights
+    return Ranking(table.reset_index(drop=True), named, evaluation, tuple(results[i] for i in order), weights)
 
 
 def saturation(
@@ -164,20 +203,23 @@ def saturation(
     start: StartSettings | None = None,
     tolerance: float = 2e-3,
     checkpoint: str | Path | None = None,
+    progress: bool | Report = False,
     say: Say = lambda line: None,
 ) -> Saturation:
     """The number of inducing points beyond which the converged bound gains less than `tolerance` nats an observation.
 
-    More of them bring q closer to the posterior, so the bound says when there are enough (paper, section 'VCDT and u-dependence').
+    More of them bring q closer to the posterior, so the bound says when there are enough (paper, VCDT and u-dependence).
     """
     if not counts or list(counts) != sorted(set(counts)) or counts[0] < 1:
         raise ValueError(f"`counts` must be whole numbers from 1 that rise, as in (10, 20, 40), but got {tuple(counts)}.")
     num_observed = sum(int((~np.isnan(a)).sum()) for a in data.outputs)
     bounds: dict[int, float] = {}
     for before, count in zip((None, *counts), counts, strict=False):
-        problem = Problem.standardised(data, key=key, start=dataclasses.replace(start or StartSettings(), num_inducing=count))
+        chosen = dataclasses.replace(start or StartSettings(), num_inducing=count)
         place = None if checkpoint is None else Path(checkpoint) / f"inducing-{count}"
-        bounds[count] = converged_bound(_uninterrupted(fit_many([problem], fit_settings, checkpoint=place))[0].history)
+        is_begun = place is not None and present_folder(place).is_dir()
+        result = fit(data, key=key, settings=fit_settings, start=chosen, checkpoint=place, resume=is_begun, progress=progress)
+        bounds[count] = converged_bound(_uninterrupted([result])[0].history)
         say(f"{count} inducing points: bound {bounds[count]:.1f}")
         if before is not None and not bounds[count] > bounds[before] + tolerance * num_observed:
             return Saturation(bounds, before)
@@ -236,7 +278,7 @@ def _uninterrupted(results: list[FitResult]) -> list[FitResult]:
     return results
 
 
-def _scores(
+def _scored(
     data: Dataset,
     part: Dataset,
     results: Sequence[FitResult],
@@ -245,21 +287,22 @@ def _scores(
     key: PRNGKey,
     place: Path | None,
     say: Say,
-) -> tuple[list[dict[str, float]], np.ndarray]:
-    """Each fit's scores on what follows `part`, and its log density of every row there."""
+) -> Evaluation:
+    """Every fit on what follows `part`, in the order of `labels`."""
     starts = list(part.lengths)
     room = min(n - s for n, s in zip(data.lengths, starts, strict=True))
     horizon = min(settings.horizon, room)
     num_origins = sum(n - s - horizon + 1 for n, s in zip(data.lengths, starts, strict=True))
     stride = settings.stride or max(1, num_origins // 40)
-    rows, densities = [], []
-    for i, (name, number) in enumerate(labels):
+    done: list[Evaluation] = []
+    for i, label in enumerate(labels):
+        name = _told(label, settings)
         folder = None if place is None else place / f"score-{i}"
         if folder is not None and present_folder(folder).is_dir():
             evaluation: Evaluation = load(folder)
         else:
             evaluation = rolling_origin(
-                {"model": FittedForecaster(results[i], num_samples=settings.num_samples)},
+                {name: FittedForecaster(results[i], num_samples=settings.num_samples)},
                 data,
                 horizon=horizon,
                 stride=stride,
@@ -269,29 +312,36 @@ def _scores(
             )
             if folder is not None:
                 save(folder, evaluation)
-        score = evaluation.score("model")
-        rows.append({metric: score.values[metric] for metric in (*SCORES, "coverage90")})
-        densities.append(evaluation.errors["model"].log_density.ravel())
-        told = name if settings.num_starts == 1 else f"{name}, start {number}"
-        say(f"{told}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {evaluation.num_windows} windows of {horizon} rows")
-    return rows, np.stack(densities)
+        done.append(evaluation)
+        score = evaluation.score(name)
+        say(f"{name}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {evaluation.num_windows} windows of {horizon} rows")
+    errors = {name: errors for one in done for name, errors in one.errors.items()}
+    seconds = {name: taken for one in done for name, taken in one.seconds.items()}
+    return dataclasses.replace(done[0], errors=errors, seconds=seconds)
+
+
+def _told(label: tuple[str, int], settings: SelectSettings) -> str:
+    name, number = label
+    return name if settings.num_starts == 1 else f"{name}, start {number}"
 
 
 def _table(
-    labels: Sequence[tuple[str, int]], results: Sequence[FitResult], rows: Sequence[dict[str, float]], by: str
+    labels: Sequence[tuple[str, int]], results: Sequence[FitResult], evaluation: Evaluation | None, settings: SelectSettings
 ) -> pd.DataFrame:
     """One row a fit, numbered as in `labels`, the best first; what is not a number comes last."""
+    scores = [] if evaluation is None else [evaluation.score(_told(label, settings)) for label in labels]
+    metrics = () if evaluation is None else (*SCORES, "coverage90")
     table = pd.DataFrame(
         {
             "candidate": [name for name, _ in labels],
             "start": [number for _, number in labels],
-            **({metric: [row[metric] for row in rows] for metric in rows[0]}),
+            **{metric: [score.values[metric] for score in scores] for metric in metrics},
             "bound": [converged_bound(result.history) for result in results],
             "status": [result.status.name.lower() for result in results],
             "seconds": [float(np.sum(result.history.seconds)) for result in results],
         }
     )
-    return table.sort_values(by, ascending=by != "bound", kind="stable")
+    return table.sort_values(settings.by, ascending=settings.by != "bound", kind="stable")
 
 
 def _bound_weights(table: pd.DataFrame, order: Sequence[int]) -> np.ndarray:
