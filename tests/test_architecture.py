@@ -13,7 +13,7 @@ FLOW = [  # a module imports only what stands before it
     *("draws", "model", "posteriors", "elbo", "linear", "subspace"),
     *("initialise", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
     *("baselines", "evaluate", "ensemble", "select"),
-    *("config", "findings", "plots", "run", "report", "reproduce", "commands", "cli"),
+    *("config", "findings", "plots", "run", "selection", "report", "reproduce", "commands", "cli"),
 ]
 SHARED_BY_FAMILIES = {"__init__", "base", "chain", "chains", "local"}
 ENTRANCES = {"__init__", "__main__"}

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from gpssm import config, run
 from gpssm.config import Config
 from gpssm.datasets import kink
 from gpssm.run import carry_out, load_run
+from gpssm.selection import carry_out_selection, to_dict
 
 TINY = config.override(
     Config(),
@@ -133,6 +135,65 @@ def test_a_kill_after_the_fit_leaves_a_model_that_loads_and_a_run_that_goes_on(f
     assert load_run(folder).fitted().bound == finished.fitted().bound
     resumed = carry_out(folder, TINY, data, resume=True, rivals=rivals)
     assert resumed.metrics["models"] == finished.metrics["models"]
+
+
+def test_inducing_points_are_added_until_the_bound_gains_no_more_and_that_fit_is_kept(finished, tmp_path, data, rivals):
+    searching = config.override(TINY, {"saturation": {"counts": [5]}})
+    searched = carry_out(tmp_path / "run", searching, data, rivals=rivals)
+    assert searched.metrics["saturation"]["chosen"] == 5
+    assert searched.metrics["fit"]["num_inducing"] == 5
+    assert same(searched.fitted().model, finished.fitted().model)  # the same fit, made once
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+@pytest.fixture(scope="module")
+def selecting():
+    return config.override(TINY, {"select": {"nonlinear_scale": [0.05, 0.5]}})
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory, selecting, data):
+    return carry_out_selection(tmp_path_factory.mktemp("selections") / "whole", selecting, data)
+
+
+def test_a_selection_ends_in_a_run_of_the_winner_that_repeats_it(selected, data):
+    chosen, ranking = selected
+    assert load_run(chosen.folder).status["state"] == "finished"
+    assert chosen.config.start == ranking.candidates[ranking.best]
+    assert set(to_dict(ranking)["models"]) == {"nonlinear_scale=0.05", "nonlinear_scale=0.5"}
+    assert chosen.metrics["windows"] > 0
+    assert {"gpssm", "arx", "linear", "constant"} <= set(chosen.metrics["models"])
+    assert json.loads(json.dumps(to_dict(ranking), allow_nan=False))["best"] == ranking.best
+
+
+def test_the_held_out_part_never_reaches_a_selection(selected, selecting, data, tmp_path, monkeypatch, rivals):
+    monkeypatch.setattr("gpssm.baselines.fit_all", lambda data, seed: rivals)
+    changed = dataclasses.replace(data, outputs=(np.concatenate([data.outputs[0][:30], data.outputs[0][:29:-1] + 1]),))
+    again, ranking = carry_out_selection(tmp_path / "again", selecting, changed)
+    assert to_dict(ranking)["models"] == to_dict(selected[1])["models"]
+    assert same(again.fitted().model, selected[0].fitted().model)
+    assert again.metrics["models"]["gpssm"] != selected[0].metrics["models"]["gpssm"]
+
+
+def test_an_interrupted_selection_is_told_and_goes_on(selected, selecting, data, tmp_path, monkeypatch, rivals):
+    monkeypatch.setattr("gpssm.baselines.fit_all", lambda data, seed: rivals)
+
+    def stop(line):
+        if line.startswith("nonlinear_scale=0.5:"):
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        carry_out_selection(folder, selecting, data, say=stop)
+    for refused in (lambda: load_run(folder), lambda: run.check_new(folder)):
+        with pytest.raises(ValueError, match=r"unfinished selection. Go on with it: gpssm select --resume --out"):
+            refused()
+    with pytest.raises(ValueError, match="other settings"):
+        carry_out_selection(folder, config.override(selecting, {"seed": 1}), data)
+    with pytest.raises(ValueError, match="a selection for other data"):
+        carry_out_selection(folder, selecting, data.rows(1))
+    resumed, _ = carry_out_selection(folder, selecting, data)
+    assert same(resumed.fitted().model, selected[0].fitted().model)
 
 
 def test_what_is_not_a_run_is_told(tmp_path):

@@ -127,9 +127,9 @@ def test_by_the_bound_nothing_is_held_out(data):
 def test_saturation_stops_where_more_points_do_not_pay(selection, data, monkeypatch):
     tried = []
 
-    def fit(data, *, start, **_):
-        tried.append(start.num_inducing)
-        bound = {5: -50.0, 10: -20.0, 20: -19.99, 40: 0.0}[start.num_inducing]
+    def fit(data, model, posterior, **_):
+        tried.append(model.transition.num_inducing)
+        bound = {5: -50.0, 10: -20.0, 20: -19.99, 40: 0.0}[model.transition.num_inducing]
         terms = np.array([bound])
         history = History(np.array([1]), *[terms] * 5, process_scale=np.ones((1, 1)), seconds=terms)
         return dataclasses.replace(selection.result, history=history)

@@ -17,7 +17,7 @@ import numpy as np
 import typer
 from typer.main import get_command
 
-from gpssm.commands import asking, benchmarks, fitting
+from gpssm.commands import asking, benchmarks, fitting, selecting
 from gpssm.datasets import cache_folder
 
 # typer's own class, or click's, of which older typers make use
@@ -42,6 +42,7 @@ EXAMPLES: dict[str, str] = {
     "filter": "gpssm filter run plant.csv --out states.csv",
     "evaluate": "gpssm evaluate run plant.csv --horizon 30 --json scores.json",
     "compare": "gpssm compare dryer --posteriors vcdt,factorised-linear --out comparison",
+    "select": "gpssm select plant.csv --outputs temperature --controls valve --state-dim 1,2,4 --out best",
     "report": "gpssm report run",
     "datasets list": "gpssm datasets list",
     "datasets fetch": "gpssm datasets fetch dryer",
@@ -60,6 +61,7 @@ _add("forecast", asking.forecast)
 _add("filter", asking.filter)
 _add("evaluate", asking.evaluate)
 _add("compare", fitting.compare)
+_add("select", selecting.select)
 _add("report", asking.report)
 _add("datasets list", benchmarks.list_benchmarks)
 _add("datasets fetch", benchmarks.fetch)

@@ -31,6 +31,7 @@ from gpssm.means import AbstractMean
 from gpssm.model import GPSSM
 from gpssm.params import unwrap
 from gpssm.posteriors import AbstractPosterior
+from gpssm.select import SelectSettings
 from gpssm.tables import nearest
 
 OWN_PARTS = ("kernel", "mean", "emission", "builder")  # of [start], that may be `module:name`
@@ -79,6 +80,52 @@ class ForecastSettings:
 
 
 @dataclass(frozen=True)
+class SaturationSettings:
+    """How many inducing points are enough, where they are not numbered: as many as the bound gains from."""
+
+    counts: tuple[int, ...] = ()  # tried in turn, as in [10, 20, 40, 80]; none: `num_inducing` of [start] as it is
+    tolerance: float = 2e-3  # nats an observation that the next count must gain
+
+    def __post_init__(self) -> None:
+        if list(self.counts) != sorted(set(self.counts)) or min(self.counts, default=1) < 1:
+            raise ValueError(f"`counts` must be whole numbers from 1 that rise, as in [10, 20, 40], but got {list(self.counts)}.")
+        if not self.tolerance >= 0:
+            raise ValueError(f"`tolerance` must not be negative, but got {self.tolerance}.")
+
+
+@dataclass(frozen=True)
+class SelectionSettings:
+    """What `gpssm select` tries, and what it goes by: every combination of the lists, the rest as in [start].
+
+    Without any list it tries the state dimension that subspace identification finds and one more, with a linear mean and without.
+    Forecasts to be scored are as in [forecast].
+    """
+
+    by: Literal["nlpd", "rmse", "crps", "bound"] = "nlpd"
+    validation_fraction: float = 0.25  # of every training sequence, at its end
+    state_dim: tuple[int, ...] = ()
+    posterior: tuple[str, ...] = ()
+    num_inducing: tuple[int, ...] = ()
+    kernel: tuple[str, ...] = ()
+    mean: tuple[str, ...] = ()
+    nonlinear_scale: tuple[float, ...] = ()
+    relative_lengthscale: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        SelectSettings(by=self.by, validation_fraction=self.validation_fraction)
+        for name, values in self.choices().items():
+            if len(set(values)) < len(values):
+                raise ValueError(f"`{name}` names a choice twice: {list(values)}. Give each once.")
+            for value in values:
+                StartSettings(**{name: value})
+
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """The lists that hold anything."""
+        names = [f.name for f in fields(self)][2:]
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+@dataclass(frozen=True)
 class Config:
     """All that a run needs besides the numbers in its data."""
 
@@ -87,6 +134,8 @@ class Config:
     start: StartSettings = field(default_factory=StartSettings)
     fit: FitSettings = field(default_factory=FitSettings)
     forecast: ForecastSettings = field(default_factory=ForecastSettings)
+    saturation: SaturationSettings = field(default_factory=SaturationSettings)
+    select: SelectionSettings = field(default_factory=SelectionSettings)
     own_parts: Mapping[str, str] = field(default_factory=dict)  # kernel, mean, emission of [start] by `module:name`
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@
     RUN/config.toml   every setting                                RUN/history.csv  the bound and its terms over the steps
     RUN/versions.json what it was computed with                    RUN/evaluation/  every error on the held-out part
     RUN/checkpoint/   from which an interrupted fit goes on        RUN/metrics.json scores and findings
+    RUN/saturation/   fits by which the inducing points are chosen RUN/selection/   candidates that were compared before
     RUN/status.json   how far it has come; a folder without this file is no run yet
 
 One process at a time may write: it holds a lock that the system takes back if the process is killed.
@@ -18,7 +19,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import pandas as pd
 
 from gpssm import baselines
 from gpssm import config as configuration
+from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder, write_atomically
 from gpssm.config import Config
 from gpssm.data import Dataset
@@ -39,10 +41,13 @@ from gpssm.fit import fit
 from gpssm.progress import Report
 from gpssm.result import FitResult, Status
 from gpssm.save import load, save
+from gpssm.select import Build, saturation, saturation_checkpoint
 
 Say = Callable[[str], None]
+SELECTION = "selection"
 STATES = ("fitting", "interrupted", "fitted", "finished", "failed")
 OURS = ("data", "config.toml", "versions.json", "checkpoint", "status.json", "model", "history.csv", "evaluation", "metrics.json")
+AT_TIMES = (SELECTION, "saturation", ".lock")
 PACKAGES = ("gpssm", "jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "pandas")
 NUM_WINDOWS = 40  # of the rolling origin, when no stride is asked for
 KEY_FIT, KEY_EVALUATE, KEY_FIND = range(3)  # folded into the seed
@@ -95,7 +100,7 @@ def begin(folder: Path, config: Config, data: Dataset, *, resume: bool) -> tuple
     """Lay down what is to be done, or take up what was laid down; the settings and data that count."""
     status = read_status(folder)
     if status is None:
-        check_new(folder)
+        _check_ours_alone(folder)
         save(folder / "data", data)
         write_atomically(folder / "config.toml", configuration.to_toml(config).encode())
         _write_json(folder / "versions.json", _versions())
@@ -104,27 +109,27 @@ def begin(folder: Path, config: Config, data: Dataset, *, resume: bool) -> tuple
     if not resume:
         raise ValueError(_occupied(folder, status))
     kept = configuration.read(folder / "config.toml")
-    _check_same(folder, kept, config)
+    check_agrees(folder, kept, config)
     kept_data = load(folder / "data")
     if kept_data != data:
         raise ValueError(f"{folder} holds a run on other data: {kept_data!r}. Resume it with its own, or choose another --out.")
     return kept, kept_data
 
 
-def agreed(folder: Path, file: Path | None, changes: Mapping[str, Any]) -> Config:
-    """The settings of the run in `folder`, of which a file and `changes` may repeat some, but contradict none."""
-    kept = configuration.read(folder / "config.toml")
+def agreed(folder: Path, kept: Config, file: Path | None, changes: Mapping[str, Any], verb: str = "fit") -> Config:
+    """The settings `kept` in a folder, of which a file and `changes` may repeat some, but contradict none."""
     said = kept if file is None else configuration.read(file, kept)
-    _check_same(folder, kept, configuration.override(said, changes))
+    check_agrees(folder, kept, configuration.override(said, changes), verb)
     return kept
 
 
-def _check_same(folder: Path, kept: Config, said: Config) -> None:
+def check_agrees(folder: Path, kept: Config, said: Config, verb: str = "fit") -> None:
+    """Raise where settings contradict those that a folder was begun with."""
     if different := configuration.differences(kept, said):
         more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(different[:3])}{more}). "
-            f"Go on with its own: gpssm fit --resume --out {folder}; or choose another --out."
+            f"Go on with its own: gpssm {verb} --resume --out {folder}; or choose another --out."
         )
 
 
@@ -136,11 +141,21 @@ def check_new(folder: str | os.PathLike[str]) -> None:
     status = read_status(path)
     if status is not None:
         raise ValueError(_occupied(path, status))
+    if (path / SELECTION).is_dir():
+        raise ValueError(_selecting(path))
+    _check_ours_alone(path)
+
+
+def _check_ours_alone(path: Path) -> None:
     others = [entry.name for entry in path.iterdir() if not _is_ours(entry.name)] if path.is_dir() else []
     if others:
         raise ValueError(
             f"{path} holds other things ({', '.join(sorted(others)[:3])}). Choose an empty or a new folder for --out."
         )
+
+
+def _selecting(path: Path) -> str:
+    return f"{path} holds an unfinished selection. Go on with it: gpssm select --resume --out {path}; or choose another --out."
 
 
 def carry_out(
@@ -170,7 +185,10 @@ def carry_out(
                 evaluation = score_held_out(run.fitted(), config, data, say=say, rivals=rivals)
                 save(path / "evaluation", evaluation)
                 say(f"scored {evaluation.num_windows} windows in {time.perf_counter() - began:.1f} s")
-            _write_json(path / "metrics.json", _metrics(run.fitted(), evaluation, config))
+            metrics = _metrics(run.fitted(), evaluation, config)
+            if "saturation" in run.status:
+                metrics["saturation"] = run.status["saturation"]
+            _write_json(path / "metrics.json", metrics)
             _set_status(path, "finished", ended=time.strftime("%Y-%m-%d %H:%M:%S"))
             run = load_run(path)
         return run
@@ -190,6 +208,9 @@ def _fit(path: Path, config: Config, train: Dataset, progress: bool | Report, sa
     _set_status(path, "fitting")
     say("resuming from the checkpoint" if is_resumed else "finding where to start")
     began = time.perf_counter()
+    if config.saturation.counts:
+        config, checkpoint = _saturated(path, config, train, key, progress, say)
+        is_resumed = True
     model, posterior = configuration.build(config, train, key=key)
     states = "1 state" if model.num_states == 1 else f"{model.num_states} states"
     say(f"{states}, {model.transition.num_inducing} inducing points; compiling and fitting")
@@ -211,6 +232,33 @@ def _fit(path: Path, config: Config, train: Dataset, progress: bool | Report, sa
     say(f"{result.status.value} ({int(result.history.steps[-1]) if len(result.history.steps) else 0} steps, {seconds:.1f} s)")
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
+
+
+def _saturated(
+    path: Path, config: Config, train: Dataset, key: PRNGKey, progress: bool | Report, say: Say
+) -> tuple[Config, Path]:
+    """The settings with the number of inducing points that is enough, and the checkpoint of the fit that has it."""
+    say(f"trying {', '.join(map(str, config.saturation.counts))} inducing points until the bound gains no more")
+    found = saturation(
+        train,
+        config.saturation.counts,
+        key=key,
+        fit_settings=config.fit,
+        start=config.start,
+        tolerance=config.saturation.tolerance,
+        checkpoint=path / "saturation",
+        progress=progress,
+        say=say,
+        build=candidate_builder(config),
+    )
+    _set_status(path, "fitting", saturation={"bounds": found.bounds, "chosen": found.chosen})
+    chosen = replace(config, start=replace(config.start, num_inducing=found.chosen))
+    return chosen, saturation_checkpoint(path / "saturation", found.chosen)
+
+
+def candidate_builder(config: Config) -> Build:
+    """How a start is built under the other settings of `config`, the user's own parts among them."""
+    return lambda data, start, *, key: configuration.build(replace(config, start=start), data, key=key)
 
 
 def score_held_out(
@@ -257,6 +305,8 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     path = Path(folder)
     status = read_status(path)
     if status is None:
+        if (path / SELECTION).is_dir():
+            raise ValueError(_selecting(path))
         kind = "there is no such folder" if not path.exists() else "no status.json is in it"
         raise ValueError(f"{path} is not a run: {kind}. Make one: gpssm fit DATA --outputs y --out {path}")
     model, evaluation = present_folder(path / "model"), present_folder(path / "evaluation")
@@ -299,6 +349,7 @@ def _metrics(result: FitResult, evaluation: Evaluation | None, config: Config) -
         "status": result.status.name.lower(),
         "bound": result.bound,
         "num_states": findings.num_states,
+        "num_inducing": result.model.transition.num_inducing,
         "steps": int(result.history.steps[-1]) if len(result.history.steps) else 0,
         "seconds": float(np.sum(result.history.seconds)),
     }
@@ -314,7 +365,7 @@ def _occupied(folder: Path, status: dict[str, Any]) -> str:
 
 def _is_ours(name: str) -> bool:
     is_leftover = name.startswith(".") and (".writing-" in name or name.endswith(".previous"))
-    return name in OURS or name == ".lock" or is_leftover
+    return name in (*OURS, *AT_TIMES) or is_leftover
 
 
 def _set_status(folder: Path, state: str, **more: Any) -> None:

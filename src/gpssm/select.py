@@ -23,8 +23,10 @@ from gpssm.data import Dataset, Scaling
 from gpssm.ensemble import Ensemble, stacking_weights
 from gpssm.evaluate import Evaluation, rolling_origin
 from gpssm.filter import FittedForecaster
-from gpssm.fit import FitSettings, fit
-from gpssm.initialise import StartSettings
+from gpssm.fit import INITIALISATION, FitSettings, fit
+from gpssm.initialise import StartSettings, initialise
+from gpssm.model import GPSSM
+from gpssm.posteriors import AbstractPosterior
 from gpssm.progress import Report
 from gpssm.result import FitResult, History, Status
 from gpssm.save import load, save
@@ -32,6 +34,7 @@ from gpssm.starts import Problem, fit_many, starts_around
 from gpssm.subspace import identify
 
 Say = Callable[[str], None]
+Build = Callable[..., tuple[GPSSM, AbstractPosterior]]  # (data, start, *, key)
 SCORES = ("nlpd", "rmse", "crps")
 EVALUATION = 2**31 - 2  # folded into the key
 
@@ -118,6 +121,12 @@ def start_grid(base: StartSettings | None = None, **choices: Sequence[Any]) -> d
     return candidates
 
 
+def built_in(data: Dataset, start: StartSettings, *, key: PRNGKey) -> tuple[GPSSM, AbstractPosterior]:
+    """Model and posterior as `gpssm.fit(data, key=key, start=start)` builds them."""
+    made = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=Scaling.of(data), settings=start)
+    return made.model, made.posterior
+
+
 def default_candidates(data: Dataset, base: StartSettings | None = None) -> dict[str, StartSettings]:
     """A linear and an identity mean, each with the state dimension that subspace identification finds and with one more."""
     scaling = Scaling.of(data)
@@ -168,8 +177,12 @@ def rank(
     fit_settings: FitSettings | None = None,
     checkpoint: str | Path | None = None,
     say: Say = lambda line: None,
+    build: Build = built_in,
 ) -> Ranking:
-    """The candidates in order of merit: what `select` does before it fits the best again."""
+    """The candidates in order of merit: what `select` does before it fits the best again.
+
+    `build(data, start, key=key)` makes a candidate's model and posterior, where they are not to be the built-in ones.
+    """
     settings, fit_settings = settings or SelectSettings(), fit_settings or FitSettings()
     named = _named(candidates if candidates is not None else default_candidates(data))
     place = None if checkpoint is None else Path(checkpoint)
@@ -179,7 +192,7 @@ def rank(
     part = data if is_by_bound else data.split(1 - settings.validation_fraction)[0]
     labels = [(name, number) for name in named for number in range(settings.num_starts)]
     say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
-    results = _fit_all(part, named, labels, settings, fit_settings, key, place and place / "fits", say)
+    results = _fit_all(part, named, labels, settings, fit_settings, key, place and place / "fits", say, build)
     evaluation = None if is_by_bound else _scored(data, part, results, labels, settings, key, place, say)
     table = _table(labels, results, evaluation, settings)
     order = [int(i) for i in table.index]
@@ -205,6 +218,7 @@ def saturation(
     checkpoint: str | Path | None = None,
     progress: bool | Report = False,
     say: Say = lambda line: None,
+    build: Build = built_in,
 ) -> Saturation:
     """The number of inducing points beyond which the converged bound gains less than `tolerance` nats an observation.
 
@@ -215,15 +229,20 @@ def saturation(
     num_observed = sum(int((~np.isnan(a)).sum()) for a in data.outputs)
     bounds: dict[int, float] = {}
     for before, count in zip((None, *counts), counts, strict=False):
-        chosen = dataclasses.replace(start or StartSettings(), num_inducing=count)
-        place = None if checkpoint is None else Path(checkpoint) / f"inducing-{count}"
+        model, posterior = build(data, dataclasses.replace(start or StartSettings(), num_inducing=count), key=key)
+        place = None if checkpoint is None else saturation_checkpoint(checkpoint, count)
         is_begun = place is not None and present_folder(place).is_dir()
-        result = fit(data, key=key, settings=fit_settings, start=chosen, checkpoint=place, resume=is_begun, progress=progress)
+        result = fit(data, model, posterior, key=key, settings=fit_settings, checkpoint=place, resume=is_begun, progress=progress)
         bounds[count] = converged_bound(_uninterrupted([result])[0].history)
         say(f"{count} inducing points: bound {bounds[count]:.1f}")
         if before is not None and not bounds[count] > bounds[before] + tolerance * num_observed:
             return Saturation(bounds, before)
     return Saturation(bounds, counts[-1])
+
+
+def saturation_checkpoint(checkpoint: str | Path, count: int) -> Path:
+    """Where `saturation` keeps its fit with `count` inducing points, so that it need not be made again."""
+    return Path(checkpoint) / f"inducing-{count}"
 
 
 def converged_bound(history: History, num_blocks: int = 4) -> float:
@@ -255,9 +274,13 @@ def _fit_all(
     key: PRNGKey,
     place: Path | None,
     say: Say,
+    build: Build = built_in,
 ) -> list[FitResult]:
+    def problem(start: StartSettings) -> Problem:
+        return Problem(data, *build(data, start, key=key), key=key, scaling=Scaling.of(data))
+
     around = {
-        name: starts_around(Problem.standardised(data, key=key, start=named[name]), settings.num_starts, settings.spread)
+        name: starts_around(problem(named[name]), settings.num_starts, settings.spread)
         for name in dict.fromkeys(name for name, _ in labels)
     }
 

@@ -21,9 +21,16 @@ from gpssm.tables import nearest
 
 DEMO_FAMILIES = ("vcdt", "factorised-linear", "factorised-nonlinear", "pr-ssm")
 NAMES = ", ".join(FAMILIES)
+COUNTS = (10, 20, 40, 80)  # of inducing points, that `--inducing auto` tries
 
-StateDim = Annotated[str | None, typer.Option("--state-dim", metavar="N|auto", help="Number of states.")]
-Inducing = Annotated[str | None, typer.Option("--inducing", metavar="N|auto", help="Number of inducing points.")]
+StateDim = Annotated[
+    str | None,
+    typer.Option("--state-dim", metavar="N|auto", help="Number of states; auto (the default) asks subspace identification."),
+]
+Inducing = Annotated[
+    str | None,
+    typer.Option("--inducing", metavar="N|auto", help="Number of inducing points; auto adds them until the bound gains no more."),
+]
 Fraction = Annotated[float | None, typer.Option("--train-fraction", metavar="F", help="Share of each sequence that trains.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings; options go before them.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of all randomness.")]
@@ -49,19 +56,22 @@ def fit(
 ) -> None:
     """Fit a GPSSM to the first part of the data, and say how good it is on the rest."""
     console.check_writable(json)
-    if not resume:
-        runs.check_new(out)
     is_begun = resume and runs.read_status(out) is not None
+    if not is_begun:
+        runs.check_new(out)
     if data is None and not is_begun:
         raise ValueError(
             f"There is no run in {out} to go on with." if resume else "Missing argument 'DATA'. See gpssm fit --help"
         )
-    changes = _changes(
+    changes = changes_of(
         loading.data_changes(data, outputs, controls, sequence, time, train_fraction),
         _start_changes(state_dim, posterior, inducing),
         seed,
     )
-    settings = runs.agreed(out, config, changes) if is_begun else _settings(config, changes)
+    if is_begun:
+        settings = runs.agreed(out, configuration.read(out / "config.toml"), config, changes)
+    else:
+        settings = settings_of(config, changes)
     for part, reference in settings.own_parts.items():
         configuration.resolve(reference, f"start.{part}")
     dataset = runs.load_run(out).data if data is None else loading.load_data(settings.data)
@@ -73,7 +83,7 @@ def fit(
         except KeyboardInterrupt:
             say(f"Interrupted; what there is stands in {out}. Go on with it: gpssm fit --resume --out {out}")
             raise
-        _present(run)
+        present(run)
         console.write_json(json, run.metrics)
 
 
@@ -94,18 +104,18 @@ def compare(
 ) -> None:
     """Fit several posterior families to the same data; one table, one report, every baseline beside them."""
     console.check_writable(json)
-    families = _families(posteriors)
+    families = families_of(posteriors)
     for family in families:
         runs.check_new(out / family)
     changes = loading.data_changes(data, outputs, controls, sequence, time, train_fraction)
-    settings = _settings(config, _changes(changes, _start_changes(state_dim, None, inducing), seed))
+    settings = settings_of(config, changes_of(changes, _start_changes(state_dim, None, inducing), seed))
     dataset = loading.load_data(settings.data)
     loading.check_learnable(settings, dataset)
     if settings.data.train_fraction == 1:
         raise ValueError("A comparison needs held-out data: choose a --train-fraction below 1.")
     with console.timed("compare"):
         show(dataset.describe())
-        run, evaluation = fit_families(out, settings, dataset, families)
+        run, evaluation = fitfamilies_of(out, settings, dataset, families)
         console.show_scores(evaluation)
         say(f"wrote {write_report(run, out / 'report.html', evaluation=evaluation)}")
         console.write_json(json, evaluation.to_dict())
@@ -124,7 +134,7 @@ def demo(
     settings = configuration.override(Config(), DEMO_SETTINGS)
     with console.timed("demo"):
         show("The kink function of Ialongo et al. (2019): one hidden state, 120 noisy rows to learn from, 40 held out.")
-        run, evaluation = fit_families(out, settings, simulation.dataset, DEMO_FAMILIES, resume=True)
+        run, evaluation = fitfamilies_of(out, settings, simulation.dataset, DEMO_FAMILIES, resume=True)
         console.show_scores(evaluation)
         console.sentences(run.metrics["words"])
         path = write_report(run, out / "report.html", evaluation=evaluation, truth=simulation.transition)
@@ -141,7 +151,7 @@ DEMO_SETTINGS: dict[str, Any] = {
 }
 
 
-def fit_families(
+def fitfamilies_of(
     out: Path, settings: Config, data: Dataset, families: tuple[str, ...], *, resume: bool = False
 ) -> tuple[Run, Evaluation]:
     """A run for each family in a folder of its name; the first run, and all families and baselines scored together."""
@@ -165,7 +175,8 @@ def fit_families(
     return run, Evaluation(**{**fields, "errors": errors, "seconds": seconds})
 
 
-def _present(run: Run) -> None:
+def present(run: Run) -> None:
+    """What came of a run, and what may be done with it."""
     if run.evaluation is not None:
         console.show_scores(run.evaluation)
     console.sentences(run.metrics["words"])
@@ -173,27 +184,33 @@ def _present(run: Run) -> None:
     show(f"Run folder: {run.folder}. Next: gpssm report {run.folder}; gpssm forecast {run.folder} --steps 30{plan}")
 
 
-def _settings(file: Path | None, changes: Mapping[str, Any]) -> Config:
+def settings_of(file: Path | None, changes: Mapping[str, Any]) -> Config:
+    """The settings in a file, or the default ones, under what was said besides."""
     return configuration.override(configuration.read(file) if file is not None else Config(), changes)
 
 
-def _changes(data: Mapping[str, Any], start: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+def changes_of(data: Mapping[str, Any], start: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     """What was said on the command line, as changes to a configuration."""
-    changes: dict[str, Any] = {"data": data, "start": start}
+    changes: dict[str, Any] = {"data": data, **start}
     return changes if seed is None else {**changes, "seed": seed}
 
 
 def _start_changes(state_dim: str | None, posterior: str | None, inducing: str | None) -> dict[str, Any]:
+    """What is said of [start]; `--inducing auto` is a search, which has a table of its own."""
     number = console.number_or_auto(inducing, "--inducing")
-    changes = {
+    start = {
         "state_dim": console.number_or_auto(state_dim, "--state-dim"),
-        "posterior": None if posterior is None else _families(posterior, "--posterior")[0],
-        "num_inducing": Config().start.num_inducing if number == "auto" else number,
+        "posterior": None if posterior is None else families_of(posterior, "--posterior")[0],
+        "num_inducing": None if number == "auto" else number,
     }
-    return {name: value for name, value in changes.items() if value is not None}
+    changes: dict[str, Any] = {"start": {name: value for name, value in start.items() if value is not None}}
+    if number is not None:
+        changes["saturation"] = {"counts": list(COUNTS) if number == "auto" else []}
+    return changes
 
 
-def _families(text: str, option: str = "--posteriors") -> tuple[str, ...]:
+def families_of(text: str, option: str = "--posteriors") -> tuple[str, ...]:
+    """The posterior families in `a,b`, each of them known."""
     chosen = console.comma_list(text)
     for name in chosen:
         if name not in FAMILIES:

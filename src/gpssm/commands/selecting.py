@@ -1,0 +1,133 @@
+"""`select`: model choice on the training part, and the run of the winner."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from gpssm import config as configuration
+from gpssm import run as runs
+from gpssm import selection as selections
+from gpssm.commands import console, loading
+from gpssm.commands.console import Json, say, show
+from gpssm.commands.fitting import NAMES, ConfigFile, Fraction, Seed, changes_of, families_of, present, settings_of
+from gpssm.initialise import KERNELS, MEANS
+from gpssm.select import SCORES, Ranking
+from gpssm.tables import nearest
+
+BY = (*SCORES, "bound")
+
+
+def select(
+    data: loading.MaybeData = None,
+    outputs: loading.Outputs = None,
+    controls: loading.Controls = None,
+    sequence: loading.Sequence = None,
+    time: loading.Time = None,
+    state_dim: Annotated[str | None, typer.Option("--state-dim", metavar="1,2,..", help="Numbers of states to try.")] = None,
+    posterior: Annotated[str | None, typer.Option("--posterior", metavar="A,B,..", help=f"To try, out of {NAMES}.")] = None,
+    inducing: Annotated[str | None, typer.Option("--inducing", metavar="20,40,..", help="Inducing points to try.")] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="A,B,..", help=f"To try, out of {', '.join(KERNELS)}.")
+    ] = None,
+    mean: Annotated[str | None, typer.Option("--mean", metavar="A,B,..", help=f"To try, out of {', '.join(MEANS)}.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="SCORE", help=f"One of {', '.join(BY)}; nlpd if not said.")] = None,
+    train_fraction: Fraction = None,
+    config: ConfigFile = None,
+    seed: Seed = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the selection in DIR; nothing else is needed.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The run folder of the winner.")] = Path("selection"),
+    json: Json = None,
+) -> None:
+    """Choose a model on the training part alone, then fit the winner and score it on the rest.
+
+    The end of the training part validates. Options are lists of what to try, in every combination; without any, the
+    state dimension that subspace identification finds and one more are tried, with a linear mean and without.
+    """
+    console.check_writable(json)
+    is_begun = resume and selections.is_begun(out)
+    if not is_begun:
+        runs.check_new(out)
+    if data is None and not is_begun:
+        raise ValueError(
+            f"There is no selection in {out} to go on with." if resume else "Missing argument 'DATA'. See gpssm select --help"
+        )
+    tried = {
+        "state_dim": _numbers(state_dim, "--state-dim"),
+        "posterior": None if posterior is None else list(families_of(posterior, "--posterior")),
+        "num_inducing": _numbers(inducing, "--inducing"),
+        "kernel": _names(kernel, KERNELS, "--kernel"),
+        "mean": _names(mean, MEANS, "--mean"),
+        "by": None if by is None else _names(by, BY, "--by")[0],
+    }
+    changes = changes_of(loading.data_changes(data, outputs, controls, sequence, time, train_fraction), {}, seed)
+    changes["select"] = {name: value for name, value in tried.items() if value is not None}
+    if is_begun:
+        kept, dataset = selections.asked(out)
+        settings = runs.agreed(out, kept, config, changes, verb="select")
+    else:
+        settings, dataset = settings_of(config, changes), None
+    for part, reference in settings.own_parts.items():
+        configuration.resolve(reference, f"start.{part}")
+    if dataset is None or data is not None:
+        dataset = loading.load_data(settings.data)
+    loading.check_learnable(settings, dataset)
+    selections.candidates(settings, runs.training_part(settings, dataset)[0])  # contradictions are told before any work
+    with console.timed("select"):
+        show(dataset.describe())
+        run, ranking = selections.carry_out_selection(out, settings, dataset, progress=console.progress(), say=say)
+        show(candidate_table(ranking))
+        show(
+            "By the "
+            + ("bound, higher is better." if ranking.evaluation is None else "end of the training part, standard units.")
+        )
+        present(run)
+        console.write_json(json, {**run.metrics, "selection": selections.to_dict(ranking)})
+
+
+def candidate_table(ranking: Ranking) -> Table:
+    """Every fit, the best first."""
+    evaluation = ranking.evaluation
+    title = "" if evaluation is None else f": {evaluation.num_windows} windows of {evaluation.horizon} steps"
+    table = Table(
+        title=f"Candidates{title}", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    table.add_column("candidate")
+    columns = [name for name in ("rmse", "nlpd", "crps", "coverage90", "bound") if name in ranking.table]
+    for name in (*columns, "seconds"):
+        table.add_column(name.replace("coverage90", "cover 90 %"), justify="right")
+    for place, row in enumerate(ranking.table.to_dict(orient="records")):
+        cells = [_shown(name, float(row[name])) for name in columns]
+        table.add_row(str(row["candidate"]), *cells, f"{row['seconds']:.1f}", style="green" if place == 0 else None)
+    return table
+
+
+def _shown(name: str, value: float) -> str:
+    if not np.isfinite(value):
+        return "–"
+    return {"coverage90": f"{100 * value:.0f} %", "bound": f"{value:.1f}"}.get(name, f"{value:.3f}")
+
+
+def _numbers(text: str | None, option: str) -> list[int] | None:
+    """The whole numbers in `1,2,4`."""
+    if text is None:
+        return None
+    parts = console.comma_list(text)
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{option} takes whole numbers from 1, as in 1,2,4, but got '{text}'.")
+    return [int(part) for part in parts]
+
+
+def _names(text: str | None, known: tuple[str, ...], option: str) -> Any:
+    """The names in `a,b`, each of them known."""
+    if text is None:
+        return None
+    parts = console.comma_list(text)
+    for name in parts:
+        if name not in known:
+            raise ValueError(f"{option}: there is no '{name}'{nearest(name, list(known))}. There are: {', '.join(known)}.")
+    if not parts:
+        raise ValueError(f"{option} takes names out of {', '.join(known)}, but got '{text}'.")
+    return list(parts)
