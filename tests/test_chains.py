@@ -65,5 +65,5 @@ def test_a_chain_that_is_asked_for_and_does_not_apply_is_refused():
 
 
 def test_an_unknown_chain_is_refused():
-    with pytest.raises(ValueError, match="must be one of auto, plain"):
+    with pytest.raises(ValueError, match="must be one of auto, plain, compiled"):
         chain_named("quick")

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from gpssm._types import Values
 from gpssm.kernels import AbstractKernel
-from gpssm.linalg import jittered_cholesky, lower_inverse, standard_normal_kl
+from gpssm.linalg import jittered_cholesky, standard_normal_kl
 from gpssm.means import AbstractMean
 from gpssm.params import AbstractParameter, Frozen, LowerTriangular, Parameter, as_floating, as_parameter
 
@@ -149,8 +149,8 @@ class SparseGP(eqx.Module):
         inputs = jnp.broadcast_to(inputs, (groups, *inputs.shape[1:]))
         jitter = jnp.broadcast_to(self.jitter, (groups,))
         gram = over_groups(lambda kernel, z: kernel.cross(z, z), kernels, inputs)
-        chol, added = jax.vmap(jittered_cholesky)(gram, jitter)
-        return InducingBasis(kernels, inputs, chol, jax.vmap(lower_inverse)(chol), added)
+        chol, whitener, added = jax.vmap(jittered_cholesky)(gram, jitter)
+        return InducingBasis(kernels, inputs, chol, whitener, added)
 
     def _inputs(self) -> Array:
         return self.inducing_inputs.value() if isinstance(self.inducing_inputs, AbstractParameter) else self.inducing_inputs

@@ -4,27 +4,56 @@ A square matrix of the chain is stored either as its diagonal, a vector, or in f
 traced. `matvec`, `congruence` and `log_determinant` serve both.
 """
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float
 
 LOG_TWO_PI = 1.8378770664093453
+SMALL_INVERSE = 32
 
 
-def jittered_cholesky(matrix: Float[Array, "n n"], jitter: Float[Array, ""]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
-    """Cholesky factor of `matrix + added * I` and what was added: `jitter` times the mean of the diagonal.
+def jittered_cholesky(
+    matrix: Float[Array, "n n"], jitter: Float[Array, ""]
+) -> tuple[Float[Array, "n n"], Float[Array, "n n"], Float[Array, ""]]:
+    """Cholesky factor of `matrix + added * I`, its inverse, and what was added: `jitter` times the mean of the diagonal.
 
     The jitter is never smaller than the precision of the numbers can use, so that a model saved in float64 still factorises
     in float32. A matrix that is not positive definite even so gives NaN, which `fit` reports as a status.
     """
     smallest = 50 * jnp.finfo(matrix.dtype).eps
     added = jnp.maximum(jitter, smallest) * jnp.mean(jnp.diagonal(matrix))
-    return jnp.linalg.cholesky(matrix + added * jnp.eye(len(matrix), dtype=matrix.dtype)), added
+    return *cholesky_and_inverse(matrix + added * jnp.eye(len(matrix), dtype=matrix.dtype)), added
+
+
+@jax.custom_jvp
+def cholesky_and_inverse(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
+    """L of L Lᵀ = `matrix`, and its inverse W.
+
+    Their derivatives are products, with phi(W dK Wᵀ) the lower triangle that halves the diagonal: dL = L phi and dW = -phi W.
+    Triangular solves of this size run in threads that wait for each other longer than they compute.
+    """
+    chol = jnp.linalg.cholesky(matrix)
+    return chol, lower_inverse(chol)
+
+
+@cholesky_and_inverse.defjvp
+def _cholesky_and_inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple:
+    chol, inverse = cholesky_and_inverse(*primals)
+    whitened = inverse @ (0.5 * (tangents[0] + tangents[0].T)) @ inverse.T
+    half = jnp.tril(whitened) - 0.5 * jnp.diag(jnp.diagonal(whitened))
+    return (chol, inverse), (chol @ half, -half @ inverse)
 
 
 def lower_inverse(chol: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """The inverse of a lower Cholesky factor."""
-    return solve_triangular(chol, jnp.eye(len(chol), dtype=chol.dtype), lower=True)
+    """The inverse of a lower Cholesky factor, by halves until they are small."""
+    size = len(chol)
+    if size <= SMALL_INVERSE:
+        return solve_triangular(chol, jnp.eye(size, dtype=chol.dtype), lower=True)
+    half = size // 2
+    first, last = lower_inverse(chol[:half, :half]), lower_inverse(chol[half:, half:])
+    below = -last @ (chol[half:, :half] @ first)
+    return jnp.block([[first, jnp.zeros((half, size - half), chol.dtype)], [below, last]])
 
 
 def matvec(matrix: Float[Array, "..."], vector: Float[Array, " n"]) -> Float[Array, " m"]:

@@ -15,9 +15,11 @@ from gpssm.draws import AbstractDraw
 from gpssm.model import GPSSM
 from gpssm.posteriors.base import AbstractPosterior, draw_noise
 from gpssm.posteriors.chain import Chain, Noise, Propose, Rollout, chain
+from gpssm.posteriors.compiled import compiled_applies, compiled_chain
+from gpssm.posteriors.fused import fused_applies, fused_chain
 from gpssm.posteriors.local import LocalSteps
 
-ChainName = Literal["auto", "plain"]
+ChainName = Literal["auto", "plain", "compiled", "fused"]
 
 
 class FasterChain(NamedTuple):
@@ -25,9 +27,13 @@ class FasterChain(NamedTuple):
 
     chain: Chain
     applies: Callable[[AbstractDraw, Propose, LocalSteps, GPSSM, Window], bool]
+    platforms: tuple[str, ...] = ("cpu", "gpu", "tpu")  # where "auto" takes it; whoever asks for it gets it anywhere
 
 
-FASTER: dict[str, FasterChain] = {}  # the first that applies is the one that "auto" takes
+FASTER: dict[str, FasterChain] = {  # the first that applies is the one that "auto" takes
+    "compiled": FasterChain(compiled_chain, compiled_applies),
+    "fused": FasterChain(fused_chain, fused_applies, ("gpu",)),
+}
 
 
 def chain_named(name: str) -> Chain:
@@ -68,7 +74,8 @@ def _resolve(name: str, draw: AbstractDraw, propose: Propose, steps: LocalSteps,
     if name == "plain":
         return name
     if name == "auto":
-        applying = (other for other, faster in FASTER.items() if faster.applies(draw, propose, steps, model, window))
+        here = [(other, faster) for other, faster in FASTER.items() if jax.default_backend() in faster.platforms]
+        applying = (other for other, faster in here if faster.applies(draw, propose, steps, model, window))
         return next(applying, "plain")
     if not FASTER[name].applies(draw, propose, steps, model, window):
         kernels = ", ".join(sorted({type(kernel).__name__ for kernel in model.transition.kernels}))

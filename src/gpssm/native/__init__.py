@@ -1,0 +1,1 @@
+"""The part that is compiled outside JAX: a chain and its gradient in C++, for processors."""
