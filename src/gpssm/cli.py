@@ -17,7 +17,7 @@ import numpy as np
 import typer
 from typer.main import get_command
 
-from gpssm.commands import asking, benchmarks, fitting, selecting
+from gpssm.commands import asking, benchmarks, fitting, reproducing, selecting
 from gpssm.datasets import cache_folder
 
 # typer's own class, or click's, of which older typers make use
@@ -34,6 +34,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The named benchmark data.", no_args_is_help=True)
 app.add_typer(data_app, name="datasets")
+reproduce_app = typer.Typer(help="The paper's experiments: tables beside its numbers, and figures.", no_args_is_help=True)
+app.add_typer(reproduce_app, name="reproduce")
+GROUPS = {"datasets": data_app, "reproduce": reproduce_app}
 
 EXAMPLES: dict[str, str] = {
     "demo": "gpssm demo",
@@ -47,11 +50,14 @@ EXAMPLES: dict[str, str] = {
     "datasets list": "gpssm datasets list",
     "datasets fetch": "gpssm datasets fetch dryer",
     "datasets show": "gpssm datasets show dryer",
+    "reproduce kink": "gpssm reproduce kink --quick --out kink",
+    "reproduce sysid": "gpssm reproduce sysid --quick --out sysid",
+    "reproduce cartpole": "gpssm reproduce cartpole --quick --out cartpole",
 }
 
 
 def _add(name: str, verb: Callable[..., Any]) -> None:
-    group = data_app if name.startswith("datasets ") else app
+    group = GROUPS.get(name.split()[0], app)
     group.command(name.split()[-1], epilog=f"Example: `{EXAMPLES[name]}`")(verb)
 
 
@@ -66,6 +72,9 @@ _add("report", asking.report)
 _add("datasets list", benchmarks.list_benchmarks)
 _add("datasets fetch", benchmarks.fetch)
 _add("datasets show", benchmarks.describe)
+_add("reproduce kink", reproducing.kink)
+_add("reproduce sysid", reproducing.sysid)
+_add("reproduce cartpole", reproducing.cartpole)
 
 
 @app.callback()
