@@ -261,9 +261,9 @@ def gradient(case: Case, kernel: str, mean: str, method: str, values: dict[str, 
     value = np.asarray(values[name], float)
     result = np.zeros(value.shape)
     for index in np.ndindex(value.shape):
-        if name in ("Ucov_chol", "Rchol", "qx1_cov_chol", "Xchol") or value.ndim == 3:
-            if name != "As" and index[-1] > index[-2]:
-                continue
+        is_factor = name in ("Ucov_chol", "Rchol", "qx1_cov_chol", "Xchol") or (value.ndim == 3 and name != "As")
+        if is_factor and index[-1] > index[-2]:
+            continue
 
         def along(step: float, index: tuple = index) -> float:
             moved = value.copy()

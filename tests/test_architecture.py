@@ -8,14 +8,14 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "gpssm"
 FLOW = [  # a module imports only what stands before it
-    *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise"),
+    *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise", "unrolled"),
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
-    *("draws", "model", "posteriors", "elbo", "linear", "subspace"),
+    *("draws", "model", "native", "posteriors", "elbo", "linear", "subspace"),
     *("initialise", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
     *("baselines", "evaluate", "ensemble", "select"),
     *("config", "findings", "plots", "run", "selection", "report", "reproduce", "commands", "cli"),
 ]
-SHARED_BY_FAMILIES = {"__init__", "base", "chain", "chains", "local"}
+SHARED_BY_FAMILIES = {"__init__", "adjoint", "base", "chain", "chains", "compiled", "fused", "fused_walk", "local"}
 ENTRANCES = {"__init__", "__main__"}
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 500, 80
 
