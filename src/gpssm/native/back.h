@@ -50,13 +50,18 @@ class Back {
  public:
   Back(const Sizes& z, const Inputs<T>& in, const Matrices<T>& matrices, Sums<T>& sums)
       : z(z), in(in), walk(z, in, matrices), matrices(matrices), sums(sums), num_slots(Slots(z)),
-        to_state(z.states), to_point(z.inputs), to_mean(z.states), to_variance(z.states), to_chol(z.states * z.states),
-        to_weights(z.groups * z.stride()), to_covariances(z.groups * z.stride()), to_explained(z.stride()), to_values(z.states * z.stride()) {
+        to_state(z.states), to_point(z.inputs), to_mean(z.states), to_variance(z.states), to_chol(z.states * z.states), to_residual(z.groups),
+        to_weights(z.groups * z.stride()), to_covariances(z.groups * z.stride()), to_explained(z.stride()), to_values(z.states * z.stride()),
+        to_feature_weights(z.states * z.feature_stride()), to_explained_waves(z.stride()) {
     for (int64_t g = 0; g < z.groups; ++g) {
       whitener.emplace_back(z.inducing, z.inducing, num_slots, true);
       distances.emplace_back(z.inducing, z.inputs + 1, num_slots, false);
     }
     for (int64_t d = 0; d < (z.is_marginal ? z.states : 0); ++d) chol.emplace_back(z.inducing, z.inducing, num_slots, false);
+    for (int64_t g = 0; g < (z.waves ? z.groups : 0); ++g) {
+      at_inducing.emplace_back(z.inducing, z.features(), num_slots, false);
+      frequencies.emplace_back(z.waves, z.inputs, num_slots, false);
+    }
     inducing_sums.resize(z.groups * z.inducing * (z.inputs + 1));
   }
 
@@ -68,6 +73,7 @@ class Back {
     for (int lane = 0; lane < count; ++lane) is_here[lane] = T(1);
     const V divergence = is_here * Gather(from_divergence + walk.path, 1, count);
     std::fill(to_values.begin(), to_values.end(), V{});
+    std::fill(to_feature_weights.begin(), to_feature_weights.end(), V{});
     for (int64_t d = 0; d < z.states; ++d) to_state[d] = FromState(from_states, z.steps, d);
     for (int64_t step = z.steps - 1; step >= 0; --step) {
       if (walk.IsReal(step)) {
@@ -84,6 +90,10 @@ class Back {
       for (int64_t m = 0; m < z.inducing; ++m) {
         T* first = own[kValues - kNumShared] + (walk.path * z.states + d) * z.inducing + m;
         Scatter(to_values[d * z.stride() + m], first, z.states * z.inducing, count);
+      }
+      for (int64_t j = 0; j < z.features(); ++j) {
+        T* first = own[kFeatureWeights - kNumShared] + (walk.path * z.states + d) * z.features() + j;
+        Scatter(to_feature_weights[d * z.feature_stride() + j], first, z.states * z.features(), count);
       }
     }
   }
@@ -103,7 +113,8 @@ class Back {
  private:
   // As many steps as let what they leave fit into a second-level cache.
   static int64_t Slots(const Sizes& z) {
-    const int64_t a_step = 2 * (z.groups + (z.is_marginal ? z.states : 0)) * z.stride() * kBytes;
+    const int64_t marginal = z.is_marginal ? z.states : 0, waves = z.waves ? z.groups : 0;
+    const int64_t a_step = (2 * (z.groups + marginal) * z.stride() + 2 * waves * z.feature_stride()) * kBytes;
     return std::clamp<int64_t>((int64_t(1) << 20) / a_step, 8, 64);
   }
 
@@ -224,6 +235,7 @@ class Back {
   // From the moments of f to the state they were asked at, v and the model.
   void Unlook(int64_t step) {
     std::fill(to_weights.begin(), to_weights.end(), V{});
+    std::fill(to_residual.begin(), to_residual.end(), V{});
     for (int64_t d = 0; d < z.states; ++d) {
       const int64_t start = walk.Group(d) * z.stride();
       const V *a = &walk.weights[start], *values = &walk.values[d * z.stride()];
@@ -238,7 +250,9 @@ class Back {
         to_point[i] += in[kMeanMatrix][d * z.inputs + i] * to_mean[d];
       }
       if (z.is_marginal) Unexplain(d, a, to_a);
+      if (!z.waves) to_residual[walk.Group(d)] += to_variance[d];
     }
+    for (int64_t g = 0; g < (z.waves ? z.groups : 0); ++g) Unoscillate(g);
     for (int64_t g = 0; g < z.groups; ++g) Unproject(g);
     T* to_control = sums[kControls] + walk.Row(step) * z.controls();
     for (int64_t i = 0; i < z.inputs; ++i) {
@@ -258,10 +272,41 @@ class Back {
     for (int64_t m = 0; m < z.inducing; ++m) to_a[m] += to_explained[m];
   }
 
+  // From f's values to the features' weights, what the features are made of, a and the residual's variance.
+  void Unoscillate(int64_t g) {
+    const int64_t stride = z.feature_stride(), first = g * z.waves;
+    const V *waves = &walk.residual_waves[g * stride], *a = &walk.weights[g * z.stride()];
+    V *left = at_inducing[g].Left(num_filled), *to_waves = at_inducing[g].Right(num_filled);
+    V to_magnitude = {};
+    std::fill(to_waves, to_waves + z.features(), V{});
+    for (int64_t d = 0; d < z.states; ++d) {
+      if (walk.Group(d) != g) continue;
+      const V to = to_mean[d] * walk.magnitude[g], *w = &walk.feature_weights[d * stride];
+      V* to_w = &to_feature_weights[d * stride];
+      for (int64_t j = 0; j < z.features(); ++j) to_waves[j] += to * w[j], to_w[j] += to * waves[j];
+      to_magnitude += to_mean[d] * walk.wave[d];
+    }
+    const V variance = walk.residual[g], half = T(0.5) * to_magnitude * walk.magnitude[g];
+    const auto is_bounded = walk.power[g] < variance * T(1e-6);
+    to_residual[g] += is_bounded ? V{} : half / variance;
+    const V to_power = is_bounded ? V{} : -half / walk.power[g];
+    for (int64_t j = 0; j < z.features(); ++j) to_waves[j] += 2 * to_power * waves[j];
+    matrices.at_inducing[g].Multiply(to_waves, to_explained_waves.data());
+    V* to_a = &to_weights[g * z.stride()];
+    for (int64_t m = 0; m < z.inducing; ++m) left[m] = -a[m], to_a[m] -= to_explained_waves[m];
+    V *to_angle = frequencies[g].Left(num_filled), *points = frequencies[g].Right(num_filled);
+    for (int64_t j = 0; j < z.waves; ++j) {
+      const T amplitude = in[kAmplitudes][first + j];
+      const V c = walk.cosines[first + j], s = walk.sines[first + j], to_c = to_waves[j], to_s = to_waves[z.waves + j];
+      sums[kAmplitudes][first + j] += Sum<T>(to_c * c + to_s * s);
+      to_angle[j] = amplitude * (to_s * c - to_c * s);
+      for (int64_t i = 0; i < z.inputs; ++i) to_point[i] += in[kFrequencies][(first + j) * z.inputs + i] * to_angle[j];
+    }
+    std::copy(walk.point.begin(), walk.point.end(), points);
+  }
+
   void Unproject(int64_t g) {
-    V residual = {};
-    for (int64_t d = 0; d < z.states; ++d) residual += walk.Group(d) == g ? to_variance[d] : V{};
-    const V clamped = walk.is_clamped[g];
+    const V residual = to_residual[g], clamped = walk.is_clamped[g];
     const V prior = residual * (1 - clamped + clamped * Lanes<T>::kEpsilon), power = residual * (clamped - 1);
     const int64_t start = g * z.stride();
     const V *a = &walk.weights[start], *k = &walk.covariances[start], *slope = &walk.slopes[start];
@@ -302,6 +347,10 @@ class Back {
       distances[g].AddTo(&inducing_sums[g * z.inducing * (z.inputs + 1)], num_filled);
     }
     for (size_t d = 0; d < chol.size(); ++d) chol[d].AddTo(sums[kCholInducing] + d * z.inducing * z.inducing, num_filled);
+    for (size_t g = 0; g < at_inducing.size(); ++g) {
+      at_inducing[g].AddTo(sums[kAtInducing] + g * z.inducing * z.features(), num_filled);
+      frequencies[g].AddTo(sums[kFrequencies] + g * z.waves * z.inputs, num_filled);
+    }
     num_filled = 0;
   }
 
@@ -312,8 +361,9 @@ class Back {
   Sums<T>& sums;
   int64_t num_slots, num_filled = 0;
   V is_here = {};
-  std::vector<V> to_state, to_point, to_mean, to_variance, to_chol, to_weights, to_covariances, to_explained, to_values;
-  std::vector<Pairs<T>> whitener, distances, chol;
+  std::vector<V> to_state, to_point, to_mean, to_variance, to_chol, to_residual, to_weights, to_covariances, to_explained, to_values,
+      to_feature_weights, to_explained_waves;
+  std::vector<Pairs<T>> whitener, distances, chol, at_inducing, frequencies;
   std::vector<T> inducing_sums;  // over steps and lanes: d r² times the scaled input, and d r² itself
 };
 

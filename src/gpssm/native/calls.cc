@@ -60,6 +60,7 @@ Call Read(ffi::RemainingArgs args, int64_t proposal, ffi::Span<const int64_t> ke
   z.inputs = mean.back();
   z.groups = Argument(args, kVariance).dimensions().back();
   z.inducing = Argument(args, kValues).dimensions().back();
+  z.waves = Argument(args, kFeatureWeights).dimensions().back() / 2;
   z.proposal = static_cast<Proposal>(proposal);
   z.is_full = Argument(args, kGain).dimensions().size() == leading + 4;
   z.is_marginal = Argument(args, kCholInducing).element_count() > 0;

@@ -18,7 +18,7 @@ template <typename T>
 struct Lanes;
 template <>
 struct Lanes<double> {
-  static constexpr int kCount = kBytes / 8, kMantissa = 52, kBias = 1023, kTaylor = 13, kAtanh = 11;
+  static constexpr int kCount = kBytes / 8, kMantissa = 52, kBias = 1023, kTaylor = 13, kAtanh = 11, kWave = 8;
   static constexpr double kRound = 0x1.8p52, kSmallestExponent = -707.0, kEpsilon = 0x1p-52;
   typedef double Vector __attribute__((vector_size(kBytes)));
   typedef int64_t Bits __attribute__((vector_size(kBytes)));
@@ -26,7 +26,7 @@ struct Lanes<double> {
 };
 template <>
 struct Lanes<float> {
-  static constexpr int kCount = kBytes / 4, kMantissa = 23, kBias = 127, kTaylor = 7, kAtanh = 5;
+  static constexpr int kCount = kBytes / 4, kMantissa = 23, kBias = 127, kTaylor = 7, kAtanh = 5, kWave = 4;
   static constexpr float kRound = 0x1.8p23f, kSmallestExponent = -86.0f, kEpsilon = 0x1p-23f;
   typedef float Vector __attribute__((vector_size(kBytes)));
   typedef int32_t Bits __attribute__((vector_size(kBytes)));
@@ -99,6 +99,29 @@ inline Vector<T> Log(Vector<T> x) {
   for (int i = L::kAtanh - 1; i >= 0; --i) series = series * square + T(1.0) / (2 * i + 1);
   Vector<T> result = 2 * s * series + e * T(0.69314718055994530942);
   return x > 0 ? result : Same<T>(T(NAN));
+}
+
+// Sine and cosine, to within rounding while |x| is below some hundred thousand: the distance to the nearest multiple of pi / 2, in
+// three parts whose products with small integers are exact, and Taylor series.
+template <typename T>
+inline void SineAndCosine(Vector<T> x, Vector<T>* sine, Vector<T>* cosine) {
+  using L = Lanes<T>;
+  using Bits = typename L::Bits;
+  constexpr bool kIsDouble = sizeof(T) == 8;
+  constexpr T kFirst = kIsDouble ? T(0x1.921fb544p0) : T(0x1.92p0), kSecond = kIsDouble ? T(0x1.0b4611a6p-34) : T(0x1.fb4p-12);
+  constexpr T kThird = kIsDouble ? T(0x1.3198a2e037073p-69) : T(0x1.4442d2p-24);
+  const Vector<T> shifted = x * T(0.63661977236758134308) + L::kRound;  // the last bits of its mantissa are the integer n
+  const Vector<T> n = shifted - L::kRound, r = ((x - n * kFirst) - n * kSecond) - n * kThird, square = r * r;
+  Vector<T> odd = Same<T>(1), even = Same<T>(1);  // sin(r) / r and cos(r), from the last term of the series to the first
+  for (int i = L::kWave; i > 0; --i) {
+    odd = 1 - odd * square * T(1.0 / (2 * i * (2 * i + 1)));
+    even = 1 - even * square * T(1.0 / (2 * i * (2 * i - 1)));
+  }
+  odd *= r;
+  constexpr int kToSign = 8 * sizeof(T) - 2;
+  const Bits quadrant = (Bits)shifted, is_swapped = -(quadrant & 1);
+  *sine = (Vector<T>)((Bits)(is_swapped ? even : odd) ^ ((quadrant & 2) << kToSign));
+  *cosine = (Vector<T>)((Bits)(is_swapped ? odd : even) ^ (((quadrant + 1) & 2) << kToSign));
 }
 
 // One number of each of `kCount` trajectories that lie `stride` apart; beyond the last one it is repeated.

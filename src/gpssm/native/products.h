@@ -10,20 +10,20 @@ namespace gpssm {
 
 enum class Shape { kDense, kLower, kUpper };
 
-// Rows of a square matrix in blocks that share the loads of the vector they multiply. What a triangle leaves out is never read.
+// Rows of a matrix in blocks that share the loads of the vector they multiply. What a triangle leaves out is never read.
 template <typename T>
 class Packed {
  public:
   static constexpr int kRows = 8;
 
-  Packed(const T* matrix, int64_t size, int64_t row_stride, int64_t column_stride, Shape shape) : size_(size) {
-    for (int64_t row = 0; row < size; row += kRows) {
-      const int64_t last = std::min<int64_t>(row + kRows, size);
+  Packed(const T* matrix, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, Shape shape) {
+    for (int64_t row = 0; row < rows; row += kRows) {
+      const int64_t last = std::min<int64_t>(row + kRows, rows);
       begins_.push_back(shape == Shape::kUpper ? row : 0);
-      ends_.push_back(shape == Shape::kLower ? last : size);
+      ends_.push_back(shape == Shape::kLower ? last : columns);
       for (int64_t column = begins_.back(); column < ends_.back(); ++column) {
         for (int64_t r = row; r < row + kRows; ++r) {
-          const bool is_in = r < size && (shape == Shape::kDense || (shape == Shape::kLower ? column <= r : column >= r));
+          const bool is_in = r < rows && (shape == Shape::kDense || (shape == Shape::kLower ? column <= r : column >= r));
           entries_.push_back(is_in ? matrix[r * row_stride + column * column_stride] : T(0));
         }
       }
@@ -46,7 +46,6 @@ class Packed {
   }
 
  private:
-  int64_t size_;
   std::vector<int64_t> begins_, ends_;
   std::vector<T> entries_;
 };

@@ -45,7 +45,9 @@ class Walk {
       : z(z), in(in), matrices(matrices), state(z.states), noise(z.states), point(z.inputs), scaled(z.groups * z.inputs),
         covariances(z.groups * z.stride()), slopes(z.groups * z.stride()), mixture_slopes(z.groups * z.stride()),
         weights(z.groups * z.stride()), explained(z.states * z.stride()), values(z.states * z.stride()), residual(z.groups),
-        is_clamped(z.groups), mean(z.states), variance(z.states), proposed(z.states), chol(z.states * z.states) {}
+        is_clamped(z.groups), cosines(z.groups * z.waves), sines(z.groups * z.waves),
+        residual_waves(z.groups * z.feature_stride()), feature_weights(z.states * z.feature_stride()), power(z.groups),
+        magnitude(z.groups), wave(z.states), mean(z.states), variance(z.states), proposed(z.states), chol(z.states * z.states) {}
 
   // What belongs to trajectories `sample` ... `sample + count - 1` of a sequence.
   void Enter(int64_t sequence, int64_t sample, int count) {
@@ -56,6 +58,10 @@ class Walk {
       for (int64_t m = 0; m < z.inducing; ++m) {
         const T* first = in[kValues] + (path * z.states + d) * z.inducing + m;
         values[d * z.stride() + m] = Gather(first, z.states * z.inducing, count);
+      }
+      for (int64_t j = 0; j < z.features(); ++j) {
+        const T* first = in[kFeatureWeights] + (path * z.states + d) * z.features() + j;
+        feature_weights[d * z.feature_stride() + j] = Gather(first, z.states * z.features(), count);
       }
     }
   }
@@ -83,6 +89,7 @@ class Walk {
       const V left = prior - power, smallest = Same<T>(Lanes<T>::kEpsilon * prior);
       is_clamped[g] = left < smallest ? Same<T>(1) : V{};
       residual[g] = left < smallest ? smallest : left;
+      if (z.waves) Oscillate(g);
     }
     for (int64_t d = 0; d < z.states; ++d) {
       const V* a = &weights[Group(d) * z.stride()];
@@ -90,6 +97,12 @@ class Walk {
       for (int64_t i = 0; i < z.inputs; ++i) expected += in[kMeanMatrix][d * z.inputs + i] * point[i];
       for (int64_t m = 0; m < z.inducing; ++m) expected += a[m] * values[d * z.stride() + m];
       mean[d] = expected, variance[d] = residual[Group(d)];
+      if (z.waves) {
+        const V *waves = &residual_waves[Group(d) * z.feature_stride()], *w = &feature_weights[d * z.feature_stride()];
+        wave[d] = V{}, variance[d] = V{};
+        for (int64_t j = 0; j < z.features(); ++j) wave[d] += waves[j] * w[j];
+        mean[d] += magnitude[Group(d)] * wave[d];
+      }
       if (z.is_marginal) {
         V* e = &explained[d * z.stride()];
         matrices.chol_transposed[d].Multiply(a, e);
@@ -178,7 +191,7 @@ class Walk {
   int64_t sequence = 0, path = 0;
   int count = 0;
   std::vector<V> state, noise, point, scaled, covariances, slopes, mixture_slopes, weights, explained, values, residual,
-      is_clamped, mean, variance, proposed, chol;
+      is_clamped, cosines, sines, residual_waves, feature_weights, power, magnitude, wave, mean, variance, proposed, chol;
 
  private:
   template <Kernel kind>
@@ -196,6 +209,24 @@ class Walk {
       }
       Covariance<T, kind>(squared, prior, mixture, &covariances[start + m], &slopes[start + m], &mixture_slopes[start + m]);
     }
+  }
+
+  // The features less what the inducing inputs explain of them, and the factor that gives them the variance of the residual.
+  void Oscillate(int64_t g) {
+    V *c = &cosines[g * z.waves], *s = &sines[g * z.waves], *waves = &residual_waves[g * z.feature_stride()];
+    matrices.at_inducing_transposed[g].Multiply(&weights[g * z.stride()], waves);
+    V total = {};
+    for (int64_t j = 0; j < z.waves; ++j) {
+      V angle = {};
+      for (int64_t i = 0; i < z.inputs; ++i) angle += in[kFrequencies][(g * z.waves + j) * z.inputs + i] * point[i];
+      SineAndCosine<T>(angle, &s[j], &c[j]);
+      const T amplitude = in[kAmplitudes][g * z.waves + j];
+      waves[j] = amplitude * c[j] - waves[j], waves[z.waves + j] = amplitude * s[j] - waves[z.waves + j];
+      total += waves[j] * waves[j] + waves[z.waves + j] * waves[z.waves + j];
+    }
+    const V smallest = residual[g] * T(1e-6);  // as draws.py has it
+    power[g] = total;
+    magnitude[g] = SquareRoot<T>(residual[g] / (total < smallest ? smallest : total));
   }
 
   void Factorise() {

@@ -20,8 +20,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from gpssm.data import Window
-from gpssm.draws import AbstractDraw, DrawGivenInducing, MarginalDraw
-from gpssm.kernels import Matern, RationalQuadratic, SquaredExponential
+from gpssm.draws import AbstractDraw, DrawGivenInducing, MarginalDraw, PathwiseDraw
+from gpssm.kernels import FourierFeatures, Matern, RationalQuadratic, SquaredExponential
 from gpssm.linalg import covariance, diagonal, log_determinant
 from gpssm.means import IdentityMean, LinearMean, SumMean, ZeroMean
 from gpssm.model import GPSSM
@@ -57,6 +57,9 @@ class Model(NamedTuple):
     mean_offset: Array
     precision: Array
     chol_inducing: Array
+    frequencies: Array
+    amplitudes: Array
+    at_inducing: Array
 
 
 class Steps(NamedTuple):
@@ -75,6 +78,7 @@ class Path(NamedTuple):
     first: Array
     noise: Array
     values: Array
+    feature_weights: Array
 
 
 class Settings(NamedTuple):
@@ -86,13 +90,13 @@ class Settings(NamedTuple):
 
 NUM_MODEL, NUM_STEPS, NUM_PATH = len(Model._fields), len(Steps._fields), len(Path._fields)
 NUM_FLOATING = NUM_MODEL + NUM_STEPS + NUM_PATH
+NOISE = NUM_MODEL + NUM_STEPS + Path._fields.index("noise")
 
 
 def compiled_applies(draw: AbstractDraw, propose: Propose, steps: LocalSteps, model: GPSSM, window: Window) -> bool:
     """Whether the kernel serves this draw, proposal, kernel and mean, on this machine."""
     return (
-        isinstance(draw, DrawGivenInducing | MarginalDraw)
-        and propose in PROPOSALS
+        _is_served(draw, propose)
         and all(_number(kernel) != NOT_SERVED for kernel in draw.basis.kernels)
         and _is_affine(draw.mean)
         and model.num_states <= LARGEST_STATE
@@ -107,7 +111,7 @@ def compiled_chain(
     draw: AbstractDraw, propose: Propose, steps: LocalSteps, model: GPSSM, window: Window, noise: Noise
 ) -> Rollout:
     """`chain`, walked by the kernel."""
-    assert isinstance(draw, DrawGivenInducing | MarginalDraw)
+    assert isinstance(draw, DrawGivenInducing | MarginalDraw | PathwiseDraw)
     basis, num_steps = draw.basis, len(window.outputs) - 1
     table = jax.vmap(steps.resolve, axis_size=num_steps)(steps.scanned)
     if table.gain.ndim != table.chol.ndim:
@@ -120,11 +124,12 @@ def compiled_chain(
     is_marginal = isinstance(draw, MarginalDraw)
     values = draw.inducing.mean if is_marginal else draw.values
     chol = draw.inducing.chol if is_marginal else jnp.zeros((0, *values.shape[1:], values.shape[-1]), values.dtype)
+    *features, feature_weights = _features(draw, values)
     matrix, offset = _affine(draw.mean, basis.inducing_inputs.shape[-1], basis.whitener.dtype)
     arrays = (
-        *Model(basis.whitener, *_kernels(basis), matrix, offset, precision, chol),
+        *Model(basis.whitener, *_kernels(basis), matrix, offset, precision, chol, *features),
         *(leaf[None] for leaf in Steps(window.controls[:-1], table.gain, table.offset, scale, weight)),
-        *(leaf[None, None] for leaf in Path(first, noise.states[1:], values)),
+        *(leaf[None, None] for leaf in Path(first, noise.states[1:], values, feature_weights)),
     )
     dtype = jnp.result_type(*arrays)
     settings = Settings(PROPOSALS.index(propose), tuple(_number(kernel) for kernel in basis.kernels))
@@ -175,6 +180,24 @@ def _kernels(basis: Any) -> tuple[Array, Array, Array, Array]:
     return basis.inducing_inputs * inverse[:, None], inverse, variance, jnp.stack(mixture)
 
 
+def _is_served(draw: AbstractDraw, propose: Propose) -> bool:
+    """A function that is drawn once leaves no variance, so for it there is but one proposal."""
+    if isinstance(draw, PathwiseDraw):
+        return propose is through_value and all(isinstance(part, FourierFeatures) for part in draw.features)
+    return isinstance(draw, DrawGivenInducing | MarginalDraw) and propose in PROPOSALS
+
+
+def _features(draw: AbstractDraw, values: Array) -> tuple[Array, Array, Array, Array]:
+    """Frequencies, amplitudes, features of the inducing inputs and weights; without entries for a draw that has none."""
+    if isinstance(draw, PathwiseDraw):
+        frequencies = jnp.stack([part.frequencies for part in draw.features])
+        amplitudes = jnp.stack([part.amplitudes for part in draw.features]) / np.sqrt(frequencies.shape[1])
+        return frequencies, amplitudes, draw.at_inducing, draw.weights
+    groups, inducing, inputs = draw.basis.inducing_inputs.shape
+    shapes = (groups, 0, inputs), (groups, 0), (groups, inducing, 0), (len(values), 0)
+    return tuple(jnp.zeros(shape, values.dtype) for shape in shapes)
+
+
 def _is_affine(mean: Any) -> bool:
     if isinstance(mean, SumMean):
         return all(_is_affine(part) for part in mean.means)
@@ -196,7 +219,7 @@ def _attributes(settings: Settings) -> dict[str, Any]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _walk(settings: Settings, *arrays: Array) -> tuple[Array, Array]:
     """States [sequence, sample, time, state] and divergences [sequence, sample]."""
-    noise = arrays[NUM_FLOATING - 2]
+    noise = arrays[NOISE]
     sequences, samples, steps, states = noise.shape
     results = (
         jax.ShapeDtypeStruct((sequences, samples, steps + 1, states), noise.dtype),
@@ -233,7 +256,7 @@ def _bound(*arrays: Array, settings: Settings, absorbed: tuple[str, ...]) -> tup
 
 
 def _abstract(*arrays: Any, settings: Settings, absorbed: tuple[str, ...]) -> list:
-    noise = arrays[NUM_FLOATING - 2]
+    noise = arrays[NOISE]
     sequences, samples, steps, states = noise.shape
     return [noise.update(shape=(sequences, samples, steps + 1, states)), noise.update(shape=(sequences, samples))]
 
