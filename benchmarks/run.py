@@ -1,0 +1,133 @@
+"""`python -m benchmarks.run step | growth | memory | convergence`: one JSON row a case, to the screen and to a file.
+
+Every row says what was run, on what, with which versions, and every single time that its medians come from.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.datasets import FAMILIES, Case
+from benchmarks.floors import floor_of
+from benchmarks.methods import Steps
+
+GROWTH: dict[str, tuple[int, ...]] = {
+    "steps": (125, 250, 500, 1000, 2000),
+    "inducing": (20, 50, 100, 200, 400),
+    "samples": (4, 16, 100, 400),
+    "states": (1, 2, 4, 8, 16),
+    "sequences": (1, 4, 16),
+    "models": (1, 4, 16),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    jax.config.update("jax_enable_x64", options.precision == "float64")
+    file = Path(options.out) / f"{options.command}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for row in {"step": step, "growth": growth}[options.command](options):
+        line = json.dumps({"benchmark": options.command, **row, **_where(options)})
+        print(line, flush=True)
+        with file.open("a") as rows:
+            rows.write(line + "\n")
+
+
+def step(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cases that were asked for, each along every chain; the floor is measured between them, in the same run."""
+    for family in options.families.split(","):
+        yield from _rows(_case(options, family), options)
+
+
+def growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One variable at a time."""
+    for variable in options.variables.split(","):
+        for family in options.families.split(","):
+            for value in GROWTH[variable]:
+                for row in _rows(replace(_case(options, family), **{variable: value}), options):
+                    yield {"variable": variable, **row}
+
+
+def _case(options: argparse.Namespace, family: str) -> Case:
+    names = ("steps", "states", "controls", "inducing", "samples", "sequences", "models")
+    return Case(family, **{name: getattr(options, name) for name in names}, is_shared=options.shared, is_full=options.full)
+
+
+def _rows(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    floor, programs, failed = floor_of(case), {}, {}
+    for chain in options.chains.split(","):
+        try:
+            programs[chain] = Steps.compiled(case, chain, options.block)
+        except ValueError as error:  # the chain does not serve the case
+            failed[chain] = str(error)
+    first = {chain: program.seconds() for chain, program in programs.items()}
+    floor()
+    floors, times = [], {chain: [] for chain in programs}
+    for _ in range(options.repeats):
+        floors.append(floor())
+        for chain, program in programs.items():
+            times[chain].append(program.seconds())
+    least = {name: statistics.median(one[name] for one in floors) for name in floors[0]}
+    for chain, message in failed.items():
+        yield {**asdict(case), "chain": chain, "error": message}
+    for chain, program in programs.items():
+        seconds = statistics.median(times[chain])
+        yield {
+            **asdict(case),
+            "chain": program.chain,
+            "seconds": seconds,
+            "floor_seconds": least["seconds"],
+            "ratio": seconds / least["seconds"],
+            "compile_seconds": program.compile_seconds,
+            "first_step_seconds": first[chain],
+            "memory_bytes": program.memory_bytes(),
+            "all_seconds": times[chain],
+            "floor": least,
+            "all_floor_seconds": [one["seconds"] for one in floors],
+        }
+
+
+def _where(options: argparse.Namespace) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return {
+        "precision": options.precision,
+        "device": jax.devices()[0].device_kind,
+        "num_devices": jax.device_count(),
+        "threads": len(os.sched_getaffinity(0)),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "commit": commit,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("command", choices=("step", "growth"))
+    parser.add_argument("--families", default="vcdt", help=f"names, with commas between: {', '.join(FAMILIES)}")
+    parser.add_argument("--chains", default="plain,auto", help="of plain, compiled, fused, auto")
+    parser.add_argument("--precision", choices=("float64", "float32"), default="float64")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--block", type=int, default=2, help="steps that are timed together")
+    parser.add_argument("--variables", default="steps,inducing,samples,states,sequences", help="that grow")
+    parser.add_argument("--out", default=os.environ.get("OUT", "benchmark-results"), help="folder of the rows")
+    for name in ("steps", "states", "controls", "inducing", "samples", "sequences", "models"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Case(), name))
+    parser.add_argument("--shared", action="store_true", help="one kernel and one set of inducing inputs")
+    parser.add_argument("--full", action="store_true", help="full matrices A and S")
+    return parser
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
