@@ -96,7 +96,8 @@ NOISE = NUM_MODEL + NUM_STEPS + Path._fields.index("noise")
 def compiled_applies(draw: AbstractDraw, propose: Propose, steps: LocalSteps, model: GPSSM, window: Window) -> bool:
     """Whether the kernel serves this draw, proposal, kernel and mean, on this machine."""
     return (
-        _is_served(draw, propose)
+        isinstance(draw, DrawGivenInducing | MarginalDraw | PathwiseDraw)
+        and _is_served(draw, propose)
         and all(_number(kernel) != NOT_SERVED for kernel in draw.basis.kernels)
         and _is_affine(draw.mean)
         and model.num_states <= LARGEST_STATE
@@ -180,22 +181,25 @@ def _kernels(basis: Any) -> tuple[Array, Array, Array, Array]:
     return basis.inducing_inputs * inverse[:, None], inverse, variance, jnp.stack(mixture)
 
 
-def _is_served(draw: AbstractDraw, propose: Propose) -> bool:
+def _is_served(draw: DrawGivenInducing | MarginalDraw | PathwiseDraw, propose: Propose) -> bool:
     """A function that is drawn once leaves no variance, so for it there is but one proposal."""
     if isinstance(draw, PathwiseDraw):
         return propose is through_value and all(isinstance(part, FourierFeatures) for part in draw.features)
-    return isinstance(draw, DrawGivenInducing | MarginalDraw) and propose in PROPOSALS
+    return propose in PROPOSALS
 
 
-def _features(draw: AbstractDraw, values: Array) -> tuple[Array, Array, Array, Array]:
+def _features(draw: DrawGivenInducing | MarginalDraw | PathwiseDraw, values: Array) -> tuple[Array, Array, Array, Array]:
     """Frequencies, amplitudes, features of the inducing inputs and weights; without entries for a draw that has none."""
     if isinstance(draw, PathwiseDraw):
         frequencies = jnp.stack([part.frequencies for part in draw.features])
         amplitudes = jnp.stack([part.amplitudes for part in draw.features]) / np.sqrt(frequencies.shape[1])
         return frequencies, amplitudes, draw.at_inducing, draw.weights
     groups, inducing, inputs = draw.basis.inducing_inputs.shape
-    shapes = (groups, 0, inputs), (groups, 0), (groups, inducing, 0), (len(values), 0)
-    return tuple(jnp.zeros(shape, values.dtype) for shape in shapes)
+
+    def nothing(*shape: int) -> Array:
+        return jnp.zeros(shape, values.dtype)
+
+    return nothing(groups, 0, inputs), nothing(groups, 0), nothing(groups, inducing, 0), nothing(len(values), 0)
 
 
 def _is_affine(mean: Any) -> bool:
@@ -226,20 +230,21 @@ def _walk(settings: Settings, *arrays: Array) -> tuple[Array, Array]:
         jax.ShapeDtypeStruct((sequences, samples), noise.dtype),
     )
     call = jax.ffi.ffi_call("gpssm_walk", results, vmap_method="broadcast_all")
-    states_of_paths, divergence = call(*arrays, **_attributes(settings))
-    return states_of_paths, divergence
+    answers: Any = call(*arrays, **_attributes(settings))
+    return answers[0], answers[1]
 
 
 def _walk_forward(settings: Settings, *arrays: Array) -> tuple[tuple[Array, Array], tuple]:
-    states, divergence = _walk(settings, *arrays)
-    return (states, divergence), (arrays, states)
+    answers: Any = _walk(settings, *arrays)
+    return (answers[0], answers[1]), (arrays, answers[0])
 
 
 def _walk_backward(settings: Settings, kept: tuple, cotangents: tuple[Array, Array]) -> tuple:
     arrays, states = kept
     results = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays[:NUM_FLOATING])
     call = jax.ffi.ffi_call("gpssm_walk_back", results, vmap_method="broadcast_all")
-    return *tuple(call(*arrays, states, *cotangents, **_attributes(settings))), None
+    answers: Any = call(*arrays, states, *cotangents, **_attributes(settings))
+    return *answers, None
 
 
 _walk.defvjp(_walk_forward, _walk_backward)
