@@ -8,9 +8,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "gpssm"
 FLOW = [  # a module imports only what stands before it
-    *("_types", "atomic", "params", "save", "linalg", "kernels", "means", "gp", "emissions", "noise", "unrolled"),
+    *("_types", "atomic", "params", "save", "linalg", "noise", "kernels", "means", "gp", "emissions", "unrolled"),
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
-    *("draws", "model", "native", "posteriors", "elbo", "linear", "subspace"),
+    *("draws", "model", "native", "posteriors", "devices", "elbo", "linear", "subspace"),
     *("initialise", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
     *("baselines", "evaluate", "ensemble", "select"),
     *("config", "findings", "plots", "run", "selection", "report", "reproduce", "commands", "cli"),

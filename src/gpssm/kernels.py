@@ -7,6 +7,7 @@ ones give exact features.
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,6 +16,7 @@ import jax.random as jr
 from jaxtyping import Array, Float
 
 from gpssm._types import PRNGKey, Values
+from gpssm.noise import standard_normals
 from gpssm.params import AbstractParameter, Parameter, as_positive
 
 SMALLEST_SQUARED_DISTANCE = 1e-36  # keeps the gradient of a distance finite where two points coincide
@@ -77,7 +79,7 @@ class SquaredExponential(AbstractKernel):
         return self.variance * jnp.exp(-0.5 * jnp.sum(((left - right) / self.lengthscales) ** 2))
 
     def features(self, key: PRNGKey, num_frequencies: int, num_inputs: int) -> FourierFeatures:
-        normals = jr.normal(key, (num_frequencies, num_inputs), jnp.result_type(self.variance))
+        normals = _normals(key, num_frequencies, num_inputs, jnp.result_type(self.variance))
         return _fourier(normals, self.lengthscales, self.variance)
 
 
@@ -109,7 +111,7 @@ class Matern(AbstractKernel):
         """Frequencies of a multivariate t with 2 * smoothness degrees of freedom."""
         key_normal, key_mixing = jr.split(key)
         dtype = jnp.result_type(self.variance)
-        normals = jr.normal(key_normal, (num_frequencies, num_inputs), dtype)
+        normals = _normals(key_normal, num_frequencies, num_inputs, dtype)
         mixing = jr.gamma(key_mixing, self.smoothness, (num_frequencies, 1), dtype) / self.smoothness
         return _fourier(normals / jnp.sqrt(mixing), self.lengthscales, self.variance)
 
@@ -138,7 +140,7 @@ class RationalQuadratic(AbstractKernel):
         """Frequencies of squared exponentials whose precision is gamma distributed."""
         key_normal, key_mixing = jr.split(key)
         dtype = jnp.result_type(self.variance)
-        normals = jr.normal(key_normal, (num_frequencies, num_inputs), dtype)
+        normals = _normals(key_normal, num_frequencies, num_inputs, dtype)
         precision = jr.gamma(key_mixing, self.mixture, (num_frequencies, 1), dtype) / self.mixture
         return _fourier(normals * jnp.sqrt(precision), self.lengthscales, self.variance)
 
@@ -273,6 +275,11 @@ class ActiveDimensions(AbstractKernel):
             frequencies = jnp.zeros((len(inner.frequencies), num_inputs), inner.frequencies.dtype)
             return FourierFeatures(frequencies.at[:, chosen].set(inner.frequencies), inner.amplitudes)
         return FunctionFeatures(_restricted, (inner, jnp.array(self.dimensions)))
+
+
+def _normals(key: PRNGKey, num_frequencies: int, num_inputs: int, dtype: Any) -> Float[Array, "frequency input"]:
+    """Quasi-random: as unbiased as independent numbers, and up to five inputs half as many of them do as well."""
+    return standard_normals(key, "quasi", num_frequencies, num_inputs).astype(dtype)
 
 
 def _fourier(

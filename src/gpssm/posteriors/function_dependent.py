@@ -57,8 +57,8 @@ class FunctionDependentPathwise(AbstractPosterior):
     """States proposed from the values of f drawn once, as a function, by pathwise sampling: O(T) a trajectory.
 
     f is v's contribution, exact, plus a residual made of random features whose variance is exact at every input and whose
-    correlation between inputs is approximate, with an error of order 1 / sqrt(num_frequencies) (`PathwiseDraw` says how). The
-    residual is small wherever the inducing inputs already determine f. It is exact for linear and constant kernels.
+    correlation between inputs is approximate, with an error of order 1 / sqrt(num_frequencies) at most (`PathwiseDraw` says how).
+    The residual is small wherever the inducing inputs already determine f. It is exact for linear and constant kernels.
 
     A lower bound on the evidence of the model whose residual prior is that of the features: for given frequencies f = a . v +
     residual is a Gaussian process, and (X, f) is sampled exactly; averaging over the frequencies keeps the inequality by Jensen.
@@ -67,7 +67,7 @@ class FunctionDependentPathwise(AbstractPosterior):
 
     inducing: InducingPosterior
     local: AbstractLocal
-    num_frequencies: int = eqx.field(static=True, default=64)
+    num_frequencies: int = eqx.field(static=True, default=32)
     is_lower_bound: ClassVar[bool] = True
 
     def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
