@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from gpssm._types import PRNGKey
 from gpssm.data import Window
+from gpssm.devices import over_trajectories
 from gpssm.model import GPSSM
 from gpssm.noise import Scheme
 from gpssm.params import unwrap
@@ -55,11 +56,16 @@ def elbo(
     num_windows, num_steps = windows.outputs.shape[:2]
     walk = chain_named(chain)
 
-    def one_window(window: Window, key: PRNGKey) -> tuple[Array, Array, Array]:
-        noise = draw_noise(posterior, model, num_steps, key=key, scheme=scheme, num_samples=num_samples)
-        return jax.tree.map(jnp.mean, terms_of_samples(model, posterior, window, noise, walk))
+    def noise_of(key: PRNGKey) -> Noise:
+        return draw_noise(posterior, model, num_steps, key=key, scheme=scheme, num_samples=num_samples)
 
-    emission, kl_transition, kl_initial = jax.vmap(one_window)(windows, jr.split(key, num_windows))
+    def terms(fitted: tuple[GPSSM, AbstractPosterior], windows: Window, noise: Noise) -> tuple[Array, Array, Array]:
+        model, posterior = fitted
+        return jax.vmap(lambda window, noise: terms_of_samples(model, posterior, window, noise, walk))(windows, noise)
+
+    noise = jax.vmap(noise_of)(jr.split(key, num_windows))
+    of_samples = over_trajectories(terms, (model, posterior), windows, noise)
+    emission, kl_transition, kl_initial = (jnp.mean(term, axis=1) for term in of_samples)
     kl_inducing = posterior.inducing.kl() + model.emission.kl()
     return Elbo(weight * jnp.sum(emission), weight * jnp.sum(kl_transition), kl_inducing, weight * jnp.sum(kl_initial))
 

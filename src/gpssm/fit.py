@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
+from gpssm.devices import everywhere, here
 from gpssm.elbo import Elbo, elbo, pieces
 from gpssm.gp import InducingPosterior
 from gpssm.initialise import StartSettings, initialise
@@ -120,7 +121,7 @@ def fit(
     state, history = _start(params, settings), History.empty(model.num_states)
     if resume:
         state, history = _resumed(checkpoint, state, data, settings, key)
-    run = _Blocks(static, windows, settings, key, _num_observed(windows))
+    state, run = everywhere((state, _Blocks(static, windows, settings, key, _num_observed(windows))))
     status = _status(state, history, settings, run.num_observed) if resume else None
     with reporter(progress, settings.num_steps) as show:
         while status is None:
@@ -136,7 +137,7 @@ def fit(
             if checkpoint is not None:
                 save(checkpoint, _Checkpoint(state, history, _fingerprint(data, settings, key)))
             show(history)
-    fitted, approximation = eqx.combine(state.good, static)
+    fitted, approximation = eqx.combine(here(state.good), static)
     approximation = _with_constrained_inducing(approximation)
     num_skipped = int(state.num_skipped)
     return FitResult(fitted, approximation, scaling, data, history, status, asdict(settings), num_skipped, chain)

@@ -20,6 +20,7 @@ from jaxtyping import Bool
 from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
+from gpssm.devices import everywhere, here, over_problems
 from gpssm.elbo import Elbo
 from gpssm.fit import (
     INITIALISATION,
@@ -195,6 +196,7 @@ def _fit_group(
         if not isinstance(saved, _Checkpoint) or saved.fingerprints != prints:
             raise ValueError(f"The checkpoint {place} belongs to other fits: their data, settings or keys differ. Remove it.")
         state, histories = saved.state, list(saved.histories)
+    arrays, state = everywhere((arrays, state))
     counts = [one.blocks.num_observed for one in prepared]
     statuses = _statuses([None] * len(problems), state, histories, settings, counts)
     while None in statuses:
@@ -215,7 +217,7 @@ def _fit_group(
             save(place, _Checkpoint(state, histories, prints))
         if progress is not None:
             progress(members, histories)
-    return state, histories, [status for status in statuses if status is not None]
+    return here(state), histories, [status for status in statuses if status is not None]
 
 
 def _member(stacked: Any, which: int) -> Any:
@@ -233,7 +235,7 @@ def _run_together(arrays: Any, rest: Any, state: TrainingState, num_steps: int) 
         blocks = eqx.combine(arrays, rest)
         return jax.lax.scan(lambda carry, _: blocks.step(carry), state, None, length=num_steps)
 
-    return jax.vmap(one)(arrays, state)
+    return over_problems(one, len(state.step))(arrays, state)
 
 
 def _statuses(
