@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import jax.random as jr
 
 from benchmarks.datasets import Case
-from gpssm.data import Scaling
-from gpssm.fit import FitSettings, _Blocks, _num_observed, _start
+from gpssm.data import Dataset, Scaling
+from gpssm.fit import FitSettings, TrainingState, _Blocks, _num_observed, _start, _with_plain_inducing
 from gpssm.native.library import is_available
 from gpssm.params import trainable, unwrap
 from gpssm.posteriors.chains import ChainName, chain_of
@@ -63,12 +63,22 @@ class Steps:
         return plan.temp_size_in_bytes + plan.argument_size_in_bytes + plan.output_size_in_bytes
 
 
+def fitting(
+    data: Dataset, scaling: Scaling, model: Any, posterior: Any, settings: FitSettings, key: Any
+) -> tuple[_Blocks, TrainingState, str]:
+    """What `gpssm.fit` makes before it takes a step, and the name of the chain."""
+    windows = data.windows(scaling)
+    name = chain_of(unwrap(model), unwrap(posterior), jax.tree.map(lambda leaf: leaf[0], windows), settings.chain)
+    if settings.natural_gradient is not None:
+        posterior = _with_plain_inducing(posterior)
+    params, static = eqx.partition((model, posterior), trainable((model, posterior)))
+    return _Blocks(static, windows, settings, key, _num_observed(windows)), _start(params, settings), name
+
+
 def _built(case: Case, chain: ChainName, seed: int) -> tuple[Any, Any, str]:
     data, model, posterior = case.build(seed)
     settings = FitSettings(num_samples=case.samples, chain=chain, num_steps=10**6)
-    windows = data.windows(Scaling.identity(case.outputs, case.controls))
-    name = chain_of(unwrap(model), unwrap(posterior), jax.tree.map(lambda leaf: leaf[0], windows), chain)
-    params, static = eqx.partition((model, posterior), trainable((model, posterior)))
-    blocks = _Blocks(static, windows, settings, jr.key(seed), _num_observed(windows))
-    arrays, rest = eqx.partition((blocks, _start(params, settings)), eqx.is_array)
+    scaling = Scaling.identity(case.outputs, case.controls)
+    blocks, state, name = fitting(data, scaling, model, posterior, settings, jr.key(seed))
+    arrays, rest = eqx.partition((blocks, state), eqx.is_array)
     return arrays, rest, name

@@ -7,9 +7,11 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -30,6 +32,7 @@ GROWTH: dict[str, tuple[int, ...]] = {
     "sequences": (1, 4, 16),
     "models": (1, 4, 16),
 }
+LENGTHS = (1_000, 10_000, 100_000)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,8 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jax.config.update("jax_enable_x64", options.precision == "float64")
     file = Path(options.out) / f"{options.command}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    for row in {"step": step, "growth": growth}[options.command](options):
-        line = json.dumps({"benchmark": options.command, **row, **_where(options)})
+    verbs = {"step": step, "growth": growth, "memory": memory, "convergence": bounds}
+    for row in verbs[options.command](options):
+        line = json.dumps({**row, "benchmark": options.command, **_where(options)})
         print(line, flush=True)
         with file.open("a") as rows:
             rows.write(line + "\n")
@@ -57,6 +61,24 @@ def growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for value in GROWTH[variable]:
                 for row in _rows(replace(_case(options, family), **{variable: value}), options):
                     yield {"variable": variable, **row}
+
+
+def memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Longer and longer series, each in a process of its own, whose largest memory is told."""
+    given = ["--families", options.families, "--chains", options.chains, "--precision", options.precision, "--repeats", "1"]
+    given += ["--inducing", str(options.inducing), "--samples", str(options.samples), "--states", str(options.states)]
+    for length in LENGTHS:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "benchmarks.run", "step", *given, "--steps", str(length), "--block", "1"]
+            subprocess.run([*command, "--out", folder], check=True, stdout=subprocess.DEVNULL)
+            yield from (json.loads(line) for line in (Path(folder) / "step.jsonl").read_text().splitlines())
+
+
+def bounds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The bound over time."""
+    from benchmarks.convergence import convergence
+
+    yield from convergence(options.problems.split(","), options.methods.split(","), options.seeds, options.seconds)
 
 
 def _case(options: argparse.Namespace, family: str) -> Case:
@@ -92,10 +114,17 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "compile_seconds": program.compile_seconds,
             "first_step_seconds": first[chain],
             "memory_bytes": program.memory_bytes(),
+            "peak_bytes": _peak_bytes(),
             "all_seconds": times[chain],
             "floor": least,
             "all_floor_seconds": [one["seconds"] for one in floors],
         }
+
+
+def _peak_bytes() -> int:
+    """The most that this process has held so far: of the device's memory, or on a processor of all."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    return statistics.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def _where(options: argparse.Namespace) -> dict[str, Any]:
@@ -114,7 +143,7 @@ def _where(options: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("command", choices=("step", "growth"))
+    parser.add_argument("command", choices=("step", "growth", "memory", "convergence"))
     parser.add_argument("--families", default="vcdt", help=f"names, with commas between: {', '.join(FAMILIES)}")
     parser.add_argument("--chains", default="plain,auto", help="of plain, compiled, fused, auto")
     parser.add_argument("--precision", choices=("float64", "float32"), default="float64")
@@ -124,6 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", default=os.environ.get("OUT", "benchmark-results"), help="folder of the rows")
     for name in ("steps", "states", "controls", "inducing", "samples", "sequences", "models"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Case(), name))
+    parser.add_argument("--problems", default="kink-20", help="of convergence: kink-N, or a benchmark's name")
+    parser.add_argument("--methods", default="adam-100,default", help="of convergence")
+    parser.add_argument("--seeds", type=int, default=1, help="of convergence")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of convergence, for each method")
     parser.add_argument("--shared", action="store_true", help="one kernel and one set of inducing inputs")
     parser.add_argument("--full", action="store_true", help="full matrices A and S")
     return parser
