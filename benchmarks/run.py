@@ -90,7 +90,7 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     floor, programs, failed = floor_of(case), {}, {}
     for chain in options.chains.split(","):
         try:
-            programs[chain] = Steps.compiled(case, chain, options.block)
+            programs[chain] = _program(case, chain, options)
         except ValueError as error:  # the chain does not serve the case
             failed[chain] = str(error)
     first = {chain: program.seconds() for chain, program in programs.items()}
@@ -121,6 +121,14 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
 
 
+def _program(case: Case, chain: str, options: argparse.Namespace) -> Any:
+    if chain != "torch":
+        return Steps.compiled(case, chain, options.block)
+    from benchmarks.torch_loop import TorchSteps
+
+    return TorchSteps(case, options.precision)
+
+
 def _peak_bytes() -> int:
     """The most that this process has held so far: of the device's memory, or on a processor of all."""
     statistics = jax.devices()[0].memory_stats() or {}
@@ -145,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("command", choices=("step", "growth", "memory", "convergence"))
     parser.add_argument("--families", default="vcdt", help=f"names, with commas between: {', '.join(FAMILIES)}")
-    parser.add_argument("--chains", default="plain,auto", help="of plain, compiled, fused, auto")
+    parser.add_argument("--chains", default="plain,auto", help="of plain, compiled, fused, auto; or torch, a rival")
     parser.add_argument("--precision", choices=("float64", "float32"), default="float64")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--block", type=int, default=2, help="steps that are timed together")

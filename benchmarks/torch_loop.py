@@ -5,7 +5,7 @@ inputs, q(v), per-step gains, offsets and scales, process and observation noise.
 """
 
 import time
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +16,42 @@ from gpssm.params import unwrap
 JITTER = 1e-4
 
 
-def torch_step(case: Case, precision: str) -> Callable[[], float]:
-    """A function that makes one Adam step and returns its seconds. One sequence, diagonal A and S, separate kernels."""
-    dtype = torch.float64 if precision == "float64" else torch.float32
-    data, model, posterior = case.build(0)
-    model, posterior = unwrap((model, posterior))
+class TorchSteps:
+    """Adam steps on one sequence with diagonal A and S and separate kernels; timed as `methods.Steps` are."""
 
-    def parameter(values: object) -> torch.Tensor:
-        return torch.tensor(np.asarray(values), dtype=dtype, requires_grad=True)
+    chain, compile_seconds = "torch", 0.0
 
-    kernels = model.transition.kernels
-    parameters = {
+    def __init__(self, case: Case, precision: str):
+        if case.family != "vcdt" or case.is_shared or case.is_full or case.sequences > 1 or case.models > 1:
+            raise ValueError(
+                f"The PyTorch loop serves VCDT on one sequence with separate kernels and diagonal steps, not {case}."
+            )
+        self.like = {"dtype": torch.float64 if precision == "float64" else torch.float32}
+        data, model, posterior = case.build(0)
+        self.parameters = _parameters(case, *unwrap((model, posterior)), self.like)
+        self.outputs, self.controls = (torch.tensor(rows[0], **self.like) for rows in (data.outputs, data.controls))
+        self.num_samples = case.samples
+        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=0.01)
+
+    def seconds(self) -> float:
+        """Of one step."""
+        began = time.perf_counter()
+        self.optimiser.zero_grad()
+        loss = -bound(self.parameters, self.outputs, self.controls, self.num_samples) / len(self.outputs)
+        loss.backward()
+        self.optimiser.step()
+        return time.perf_counter() - began
+
+    def memory_bytes(self) -> None:
+        return None
+
+
+def _parameters(case: Case, model: Any, posterior: Any, like: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def parameter(values: Any) -> torch.Tensor:
+        return torch.tensor(np.asarray(values), **like, requires_grad=True)
+
+    kernels, local = model.transition.kernels, posterior.local
+    return {
         "lengthscales": parameter(
             np.log(np.stack([np.broadcast_to(k.lengthscales, case.states + case.controls) for k in kernels]))
         ),
@@ -34,27 +59,14 @@ def torch_step(case: Case, precision: str) -> Callable[[], float]:
         "inducing": parameter(model.transition.inducing_inputs),
         "mean": parameter(posterior.inducing.mean),
         "chol": parameter(posterior.inducing.chol),
-        "gain": parameter(posterior.local.gain[0]),
-        "offset": parameter(posterior.local.offset[0]),
-        "scale": parameter(np.log(posterior.local.chol[0])),
+        "gain": parameter(local.gain[0]),
+        "offset": parameter(local.offset[0]),
+        "scale": parameter(np.log(local.chol[0])),
         "process": parameter(np.log(model.process_scale)),
         "noise": parameter(np.log(0.5)),
-        "first_mean": parameter(posterior.local.initial_mean[0]),
-        "first_chol": parameter(posterior.local.initial_chol[0]),
+        "first_mean": parameter(local.initial_mean[0]),
+        "first_chol": parameter(local.initial_chol[0]),
     }
-    outputs = torch.tensor(data.outputs[0], dtype=dtype)
-    controls = torch.tensor(data.controls[0], dtype=dtype)
-    optimiser = torch.optim.Adam(parameters.values(), lr=0.01)
-
-    def step() -> float:
-        began = time.perf_counter()
-        optimiser.zero_grad()
-        loss = -bound(parameters, outputs, controls, case.samples) / len(outputs)
-        loss.backward()
-        optimiser.step()
-        return time.perf_counter() - began
-
-    return step
 
 
 def bound(p: dict[str, torch.Tensor], outputs: torch.Tensor, controls: torch.Tensor, num_samples: int) -> torch.Tensor:
