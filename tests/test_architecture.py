@@ -11,7 +11,7 @@ FLOW = [  # a module imports only what stands before it
     *("_types", "atomic", "params", "save", "linalg", "noise", "kernels", "means", "gp", "emissions", "unrolled"),
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
     *("draws", "model", "native", "posteriors", "devices", "elbo", "linear", "subspace"),
-    *("initialise", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
+    *("initialise", "free_run", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
     *("baselines", "evaluate", "ensemble", "select"),
     *("config", "findings", "plots", "run", "selection", "report", "reproduce", "commands", "cli"),
 ]

@@ -24,7 +24,7 @@ import numpy as np
 from gpssm._types import PRNGKey
 from gpssm.data import Dataset, Scaling
 from gpssm.emissions import AbstractEmission
-from gpssm.fit import INITIALISATION, FitSettings
+from gpssm.fit import INITIALISATION, FitSettings, free_run
 from gpssm.initialise import StartSettings, initialise
 from gpssm.kernels import AbstractKernel
 from gpssm.means import AbstractMean
@@ -221,15 +221,15 @@ def differences(first: Config, second: Config) -> list[str]:
 
 def build(config: Config, data: Dataset, *, key: PRNGKey) -> tuple[GPSSM, AbstractPosterior]:
     """The model and posterior that `config` asks for, the user's own parts put in."""
-    key = jr.fold_in(key, INITIALISATION)
+    scaling, key_start = Scaling.of(data), jr.fold_in(key, INITIALISATION)
     if "builder" in config.own_parts:
-        made = resolve(config.own_parts["builder"], "start.builder")(data, config.start, key=key)
+        made = resolve(config.own_parts["builder"], "start.builder")(data, config.start, key=key_start)
         if not (
             isinstance(made, tuple) and [isinstance(made[0], GPSSM), isinstance(made[-1], AbstractPosterior)] == [True, True]
         ):
             raise ValueError("`start.builder` must give a model and a posterior: (GPSSM, posterior).")
         return made
-    start = initialise(data, key=key, scaling=Scaling.of(data), settings=config.start)
+    start = initialise(data, key=key_start, scaling=scaling, settings=config.start)
     makers = {part: resolve(reference, f"start.{part}") for part, reference in config.own_parts.items()}
     model, posterior = start.model, start.posterior
     if "kernel" in makers:
@@ -246,7 +246,8 @@ def build(config: Config, data: Dataset, *, key: PRNGKey) -> tuple[GPSSM, Abstra
     if "emission" in makers:
         emission = _made(makers["emission"], "emission", AbstractEmission, model.num_states, data.num_outputs)
         model = eqx.tree_at(lambda m: m.emission, model, emission)
-    return model, posterior
+    start = dataclasses.replace(start, model=model, posterior=posterior)
+    return free_run(data, start, config.start, key=key, scaling=scaling)
 
 
 def resolve(reference: str, setting: str) -> Any:

@@ -23,11 +23,12 @@ from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
 from gpssm.devices import everywhere, here
 from gpssm.elbo import Elbo, elbo, pieces
+from gpssm.free_run import has_free_run, posterior_after, stretches
 from gpssm.gp import InducingPosterior
-from gpssm.initialise import StartSettings, initialise
+from gpssm.initialise import Start, StartSettings, initialise
 from gpssm.model import GPSSM
 from gpssm.noise import Scheme
-from gpssm.params import LowerTriangular, trainable, unwrap
+from gpssm.params import AbstractParameter, LowerTriangular, trainable, unwrap
 from gpssm.posteriors.base import AbstractPosterior
 from gpssm.posteriors.chains import ChainName, chain_named, chain_of
 from gpssm.posteriors.local import FreeSteps
@@ -36,6 +37,8 @@ from gpssm.result import FitResult, History, Status
 from gpssm.save import load, save
 
 INITIALISATION = 2**31 - 1  # folded into the key; the steps are numbered from 0
+FREE_RUN = 2**31 - 3
+STRETCHES_AT_ONCE = 48  # of a free run, in one step
 SKIPS_BEFORE_FAILURE = 20  # consecutive steps without a finite gradient
 
 
@@ -56,13 +59,14 @@ class FitSettings:
     tolerance: float | None = 1e-4  # nats an observation that a stretch of `patience` blocks must gain; None never stops
     patience: int = 4
     max_gradient_norm: float = 100.0
+    process_factor: float = 1.0  # of the standard deviation learnt for the process noise; `select` finds it by validation
     chain: ChainName = "auto"  # the fastest that applies; "plain" is the reference that serves every model
 
     def __post_init__(self) -> None:
         for name in ("num_steps", "num_samples", "block_steps", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, but got {getattr(self, name)}.")
-        for name in ("learning_rate", "max_gradient_norm"):
+        for name in ("learning_rate", "max_gradient_norm", "process_factor"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be positive, but got {getattr(self, name)}.")
         if self.natural_gradient is not None and not 0 < self.natural_gradient <= 1:
@@ -98,7 +102,7 @@ def fit(
 ) -> FitResult:
     """Fit a GPSSM to `data` by maximising the bound.
 
-    Without `model` and `posterior` they come from `initialise`, built as `start` says. The model lives in the units of
+    Without `model` and `posterior` they come from `initialise` and a `free_run`, as `start` says. The model lives in the units of
     `scaling`, which standardises `data` unless another is given. Numerical failure is told by the result's `status`, and the
     last good parameters are kept. With `checkpoint` the state is saved to that folder between blocks; `resume` goes on from
     there. `progress` shows a bar, or calls a function with the `History` after every block.
@@ -111,7 +115,7 @@ def fit(
         )
     if model is None or posterior is None:
         built = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=start)
-        model, posterior = built.model, built.posterior
+        model, posterior = free_run(data, built, start, key=key, scaling=scaling)
     check_fits_together(data, model, posterior)
     windows = _training_windows(data.windows(scaling), posterior, settings)
     if settings.natural_gradient is not None:
@@ -140,7 +144,27 @@ def fit(
     fitted, approximation = eqx.combine(here(state.good), static)
     approximation = _with_constrained_inducing(approximation)
     num_skipped = int(state.num_skipped)
+    fitted = with_process_factor(fitted, settings.process_factor)
     return FitResult(fitted, approximation, scaling, data, history, status, asdict(settings), num_skipped, chain)
+
+
+def free_run(
+    data: Dataset, start: Start, settings: StartSettings | None = None, *, key: PRNGKey, scaling: Scaling
+) -> tuple[GPSSM, AbstractPosterior]:
+    """Model and posterior of a start, after f has learnt to bridge stretches of `settings.free_run` rows alone.
+
+    Where there is no free run (0 rows, or an emission without a closed form) they are those of the start.
+    """
+    settings = settings or StartSettings()
+    if not has_free_run(start, settings):
+        return start.model, start.posterior
+    cut, model, posterior = stretches(data, start, settings.free_run)
+    chosen = FitSettings(num_steps=settings.free_run_steps, batch_size=STRETCHES_AT_ONCE, tolerance=None, block_steps=200)
+    done = fit(cut, model, posterior, key=jr.fold_in(key, FREE_RUN), scaling=scaling, settings=chosen)
+    if done.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    inducing = done.posterior.inducing
+    return done.model, posterior_after(start, settings, done.model, inducing, data.windows(scaling))
 
 
 def check_fits_together(data: Dataset, model: GPSSM, posterior: AbstractPosterior) -> None:
@@ -168,6 +192,19 @@ def check_fits_together(data: Dataset, model: GPSSM, posterior: AbstractPosterio
                 f"FreeSteps must hold a row for each of {data.num_sequences} sequences and {data.max_length - 1} steps, "
                 f"but holds {rows} and {steps}."
             )
+
+
+def with_process_factor(model: GPSSM, factor: float) -> GPSSM:
+    """The model with the standard deviation of its process noise times `factor`."""
+    if factor == 1:
+        return model
+    kind: Any = type(model.process_scale) if isinstance(model.process_scale, AbstractParameter) else jnp.asarray
+    return eqx.tree_at(
+        lambda m: m.process_scale,
+        model,
+        kind(factor * unwrap(model.process_scale)),
+        is_leaf=lambda leaf: leaf is model.process_scale,
+    )
 
 
 class _Checkpoint(NamedTuple):

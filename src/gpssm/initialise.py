@@ -25,7 +25,7 @@ from gpssm.kernels import AbstractKernel, Matern, RationalQuadratic, SquaredExpo
 from gpssm.linear import LinearStateSpace
 from gpssm.means import AbstractMean, IdentityMean, LinearMean, ZeroMean
 from gpssm.model import GPSSM
-from gpssm.params import unwrap
+from gpssm.params import fix, unwrap
 from gpssm.posteriors import (
     PRSSM,
     VCDT,
@@ -75,6 +75,9 @@ class StartSettings:
     cut_every: int | None = None
     nonlinear_scale: float = 0.05  # prior standard deviation of f around its linear mean, in units of the states
     relative_lengthscale: float = 2.0  # in units of the spread of the inputs
+    is_mean_fixed: bool = True  # the linear mean stays the stable one that identification found, and f bends around it
+    free_run: int = 24  # rows that f learns to bridge alone before the fit (`gpssm.fit.free_run`); 0: none
+    free_run_steps: int = 600
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -98,8 +101,11 @@ class StartSettings:
             )
         if self.cut_every is not None and (self.posterior in PRIOR_ONLY or self.local not in ("auto", "free", "free-diagonal")):
             raise ValueError("`cut_every` cuts free steps: expected `local` 'auto', 'free' or 'free-diagonal' with it.")
-        if self.num_inducing < 1:
-            raise ValueError(f"`num_inducing` must be at least 1, but got {self.num_inducing}.")
+        for name in ("num_inducing", "free_run_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but got {getattr(self, name)}.")
+        if self.free_run != 0 and self.free_run < 2:
+            raise ValueError(f"`free_run` must be 0 or at least 2 rows, but got {self.free_run}.")
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ class Start:
     model: GPSSM
     posterior: AbstractPosterior
     identification: Identification
+    states: tuple[Float[np.ndarray, "_ state"], ...]  # of the linear model, smoothed, in the basis of the GPSSM
+    state_covariances: tuple[Float[np.ndarray, "_ state state"], ...]
 
 
 def initialise(data: Dataset, *, key: PRNGKey, scaling: Scaling | None = None, settings: StartSettings | None = None) -> Start:
@@ -122,7 +130,7 @@ def initialise(data: Dataset, *, key: PRNGKey, scaling: Scaling | None = None, s
     model = _model(linear, states, controls, settings, key_inducing)
     inducing = inducing_given_states(model, states, controls)
     local = _local(linear, model, inducing, states, covariances, controls, [~np.isnan(a) for a in outputs], settings, key_local)
-    return Start(model, FAMILIES[settings.posterior](inducing, local), found)
+    return Start(model, FAMILIES[settings.posterior](inducing, local), found, tuple(states), tuple(covariances))
 
 
 def greedy_inducing(
@@ -203,6 +211,8 @@ def _model(
     transition = SparseGP(kernels, means[settings.mean], np.array(inducing), num_states)
     noise = np.sqrt(np.diag(linear.observation_covariance))
     emission = LinearGaussian(linear.emission, linear.emission_offset, np.maximum(noise, SMALLEST_SCALE))
+    if settings.is_mean_fixed:
+        transition = fix(transition, lambda t: t.mean)
     process = np.sqrt(np.diag(linear.process_covariance))
     initial_chol = np.linalg.cholesky(linear.initial_covariance + 1e-4 * np.eye(num_states))
     return GPSSM(transition, emission, np.maximum(process, SMALLEST_SCALE), linear.initial_mean, initial_chol)

@@ -28,6 +28,7 @@ from gpssm.result import FitResult
 
 LONGEST_EXACT_HORIZON = 64  # steps; beyond them f's residual is drawn from random features
 NUM_FREQUENCIES = 256
+REACH = 3.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def to_forecast(
     if isinstance(emission, LinearGaussian):
         plain = unwrap(emission)
         standard = jnp.einsum("oi,sti->sto", plain.matrix, states) + plain.offset[None, None]
-        means = np.asarray(scaling.outputs_back(np.asarray(standard)))
+        means = np.asarray(scaling.outputs_back(within_reach(np.asarray(standard), result)))
         noise = np.asarray(covariance(plain.chol_noise))
         noise = np.diag(noise) if noise.ndim == 1 else noise
         noise = noise * np.outer(scaling.output_scale, scaling.output_scale)
@@ -117,6 +118,17 @@ def to_forecast(
     samples = np.asarray(scaling.outputs_back(np.asarray(outputs)))
     density = MixtureOfEmissions(unwrap(emission), states, scaling)
     return Forecast(samples.mean(axis=0), samples, density, data.output_names, first_step, data.sampling_time)
+
+
+def within_reach(outputs: Float[np.ndarray, "*batch output"], result: FitResult) -> Float[np.ndarray, "*batch output"]:
+    """Outputs in standard units, held inside `REACH` times the largest distance from their mean that the training data show.
+
+    f has seen nothing beyond; a trajectory that leaves for good would give a forecast no moments at all.
+    """
+    seen = np.concatenate([np.asarray(result.scaling.outputs(a)) for a in result.data.outputs])
+    centre = np.nanmean(seen, axis=0)
+    farthest = REACH * np.nanmax(np.abs(seen - centre), axis=0)
+    return np.clip(outputs, centre - farthest, centre + farthest)
 
 
 def checked_controls(

@@ -23,7 +23,7 @@ from gpssm.data import Dataset, Scaling
 from gpssm.ensemble import Ensemble, stacking_weights
 from gpssm.evaluate import Evaluation, rolling_origin
 from gpssm.filter import FittedForecaster
-from gpssm.fit import INITIALISATION, FitSettings, fit
+from gpssm.fit import INITIALISATION, FitSettings, fit, free_run, with_process_factor
 from gpssm.initialise import StartSettings, initialise
 from gpssm.model import GPSSM
 from gpssm.posteriors import AbstractPosterior
@@ -51,6 +51,7 @@ class SelectSettings:
     spread: float = 0.5  # of the perturbation, in log units
     ensemble_size: int = 1  # how many of the best are fitted again, and mixed
     num_samples: int = 200
+    process_factors: tuple[float, ...] = (1.0, 1.5, 2.5, 4.0)  # of the learnt process noise, to be tried by validation
 
     def __post_init__(self) -> None:
         if self.by not in (*SCORES, "bound"):
@@ -60,6 +61,12 @@ class SelectSettings:
         for name in ("horizon", "num_starts", "ensemble_size", "num_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, but got {getattr(self, name)}.")
+        if (
+            not self.process_factors
+            or min(self.process_factors) <= 0
+            or list(self.process_factors) != sorted(self.process_factors)
+        ):
+            raise ValueError(f"`process_factors` must be positive numbers that rise, but got {self.process_factors}.")
         if self.stride is not None and self.stride < 1:
             raise ValueError(f"`stride` must be at least 1, but got {self.stride}.")
 
@@ -78,6 +85,11 @@ class Ranking:
     def best(self) -> str:
         """The name of the candidate that comes first."""
         return str(self.table.iloc[0]["candidate"])
+
+    @property
+    def process_factor(self) -> float:
+        """What the process noise that the best has learnt is to be multiplied with, by validation."""
+        return float(self.table.iloc[0]["process_factor"])
 
 
 @dataclass(frozen=True)
@@ -123,17 +135,29 @@ def start_grid(base: StartSettings | None = None, **choices: Sequence[Any]) -> d
 
 def built_in(data: Dataset, start: StartSettings, *, key: PRNGKey) -> tuple[GPSSM, AbstractPosterior]:
     """Model and posterior as `gpssm.fit(data, key=key, start=start)` builds them."""
-    made = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=Scaling.of(data), settings=start)
-    return made.model, made.posterior
+    scaling = Scaling.of(data)
+    made = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=start)
+    return free_run(data, made, start, key=key, scaling=scaling)
 
 
 def default_candidates(data: Dataset, base: StartSettings | None = None) -> dict[str, StartSettings]:
-    """A linear and an identity mean, each with the state dimension that subspace identification finds and with one more."""
+    """From cautious to bold: f that starts at the linear model, and f that first learns to run free, in few states or more.
+
+    Few are as many as subspace identification finds.
+    """
+    base = base or StartSettings()
     scaling = Scaling.of(data)
     outputs = [np.asarray(scaling.outputs(a)) for a in data.outputs]
     controls = [np.asarray(scaling.controls(a)) for a in data.controls] if data.num_controls else None
-    found = identify(outputs, controls, "auto").model.state_dim
-    return start_grid(base, state_dim=[found, found + 1], mean=["linear", "identity"])
+    few = identify(outputs, controls, "auto").model.state_dim
+    more = max(4, few + 1)
+    short, long = (min(rows, min(data.lengths)) for rows in (24, 48))
+    return {
+        "linear start": dataclasses.replace(base, state_dim=few, free_run=0),
+        "free run": dataclasses.replace(base, state_dim=few, free_run=short),
+        "long free run, more states": dataclasses.replace(base, state_dim=more, free_run=long),
+        "free run, more states, free mean": dataclasses.replace(base, state_dim=more, free_run=short, is_mean_fixed=False),
+    }
 
 
 def select(
@@ -163,6 +187,7 @@ def select(
         say(f"fitting the best {'one' if count == 1 else count} again, to all {data.num_rows} rows")
         labels = list(zip(ranking.table["candidate"], ranking.table["start"], strict=True))[:count]
         refits = _fit_all(data, ranking.candidates, labels, settings, fit_settings, key, place and place / "refits", say)
+        refits = [_with_factor(result, factor) for result, factor in zip(refits, ranking.table["process_factor"], strict=False)]
     members = tuple(FittedForecaster(result, num_samples=settings.num_samples) for result in refits)
     ensemble, seconds = Ensemble(members, ranking.weights), time.perf_counter() - began
     return Selection(ranking.table, ranking.candidates, ranking.best, refits[0], ensemble, seconds)
@@ -193,8 +218,11 @@ def rank(
     labels = [(name, number) for name in named for number in range(settings.num_starts)]
     say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
     results = _fit_all(part, named, labels, settings, fit_settings, key, place and place / "fits", say, build)
-    evaluation = None if is_by_bound else _scored(data, part, results, labels, settings, key, place, say)
-    table = _table(labels, results, evaluation, settings)
+    evaluation, factors = None, [1.0] * len(labels)
+    if not is_by_bound:
+        evaluation, factors = _scored(data, part, results, labels, settings, key, place, say)
+        results = [_with_factor(result, factor) for result, factor in zip(results, factors, strict=True)]
+    table = _table(labels, results, factors, evaluation, settings)
     order = [int(i) for i in table.index]
     best = order[: settings.ensemble_size]
     if evaluation is None:
@@ -310,37 +338,64 @@ def _scored(
     key: PRNGKey,
     place: Path | None,
     say: Say,
-) -> Evaluation:
-    """Every fit on what follows `part`, in the order of `labels`."""
+) -> tuple[Evaluation, list[float]]:
+    """Every fit on what follows `part`, in the order of `labels`, and the factors of the process noise that serve it best."""
     starts = list(part.lengths)
     room = min(n - s for n, s in zip(data.lengths, starts, strict=True))
     horizon = min(settings.horizon, room)
     num_origins = sum(n - s - horizon + 1 for n, s in zip(data.lengths, starts, strict=True))
     stride = settings.stride or max(1, num_origins // 40)
     done: list[Evaluation] = []
+    factors = []
+
+    def evaluated(i: int, name: str, factor: float) -> Evaluation:
+        return rolling_origin(
+            {name: FittedForecaster(_with_factor(results[i], factor), num_samples=settings.num_samples)},
+            data,
+            horizon=horizon,
+            stride=stride,
+            start=starts,
+            scaling=Scaling.of(data),
+            key=jr.fold_in(key, EVALUATION),
+        )
+
     for i, label in enumerate(labels):
         name = _told(label, settings)
         folder = None if place is None else place / f"score-{i}"
         if folder is not None and present_folder(folder).is_dir():
-            evaluation: Evaluation = load(folder)
+            evaluation, factor = load(folder)
         else:
-            evaluation = rolling_origin(
-                {name: FittedForecaster(results[i], num_samples=settings.num_samples)},
-                data,
-                horizon=horizon,
-                stride=stride,
-                start=starts,
-                scaling=Scaling.of(data),
-                key=jr.fold_in(key, EVALUATION),
-            )
+            factor, evaluation = _best_factor(settings, name, lambda factor, i=i, name=name: evaluated(i, name, factor))
             if folder is not None:
-                save(folder, evaluation)
+                save(folder, (evaluation, factor))
         done.append(evaluation)
+        factors.append(factor)
         score = evaluation.score(name)
-        say(f"{name}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {evaluation.num_windows} windows of {horizon} rows")
+        noise = "" if factor == 1 else f", with {factor:g} times the process noise"
+        say(f"{name}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {evaluation.num_windows} windows of {horizon} rows{noise}")
     errors = {name: errors for one in done for name, errors in one.errors.items()}
     seconds = {name: taken for one in done for name, taken in one.seconds.items()}
-    return dataclasses.replace(done[0], errors=errors, seconds=seconds)
+    return dataclasses.replace(done[0], errors=errors, seconds=seconds), factors
+
+
+def _best_factor(settings: SelectSettings, name: str, evaluate: Callable[[float], Evaluation]) -> tuple[float, Evaluation]:
+    """The factor of the process noise with the highest log score: upwards until it falls.
+
+    The bound sees the next row, a forecast many; where they disagree on the noise, rows that were not fitted to decide.
+    """
+    best = None
+    for factor in settings.process_factors:
+        evaluation = evaluate(factor)
+        nlpd = evaluation.score(name).nlpd
+        if best is not None and not nlpd < best[2]:
+            break
+        best = (factor, evaluation, nlpd)
+    assert best is not None
+    return best[:2]
+
+
+def _with_factor(result: FitResult, factor: float) -> FitResult:
+    return dataclasses.replace(result, model=with_process_factor(result.model, factor))
 
 
 def _told(label: tuple[str, int], settings: SelectSettings) -> str:
@@ -349,7 +404,11 @@ def _told(label: tuple[str, int], settings: SelectSettings) -> str:
 
 
 def _table(
-    labels: Sequence[tuple[str, int]], results: Sequence[FitResult], evaluation: Evaluation | None, settings: SelectSettings
+    labels: Sequence[tuple[str, int]],
+    results: Sequence[FitResult],
+    factors: Sequence[float],
+    evaluation: Evaluation | None,
+    settings: SelectSettings,
 ) -> pd.DataFrame:
     """One row a fit, numbered as in `labels`, the best first; what is not a number comes last."""
     scores = [] if evaluation is None else [evaluation.score(_told(label, settings)) for label in labels]
@@ -359,6 +418,7 @@ def _table(
             "candidate": [name for name, _ in labels],
             "start": [number for _, number in labels],
             **{metric: [score.values[metric] for score in scores] for metric in metrics},
+            "process_factor": list(factors),
             "bound": [converged_bound(result.history) for result in results],
             "status": [result.status.name.lower() for result in results],
             "seconds": [float(np.sum(result.history.seconds)) for result in results],

@@ -52,7 +52,8 @@ def carry_out_selection(
         )
         write_atomically(path / SELECTION / "candidates.csv", ranking.table.to_csv(index=False).encode())
     say(f"chosen: {ranking.best}; fitting it to all {train.num_rows} rows of the training part")
-    winner = replace(config, start=ranking.candidates[ranking.best])
+    chosen = replace(config.fit, process_factor=ranking.process_factor * config.fit.process_factor)
+    winner = replace(config, start=ranking.candidates[ranking.best], fit=chosen)
     return carry_out(folder, winner, data, resume=True, progress=progress, say=say), ranking
 
 

@@ -36,6 +36,8 @@ from gpssm.fit import (
     _with_constrained_inducing,
     _with_plain_inducing,
     check_fits_together,
+    free_run,
+    with_process_factor,
 )
 from gpssm.initialise import StartSettings, initialise
 from gpssm.model import GPSSM
@@ -62,7 +64,7 @@ class Problem:
         """The fit that `gpssm.fit(data, key=key, start=start)` makes."""
         scaling = Scaling.of(data)
         built = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=start)
-        return cls(data, built.model, built.posterior, key, scaling)
+        return cls(data, *free_run(data, built, start, key=key, scaling=scaling), key, scaling)
 
     def perturbed(self, spread: float, *, key: PRNGKey) -> "Problem":
         """Another start: every positive number of the model (noise, lengthscales, variances) times exp(spread N(0, 1)).
@@ -134,6 +136,7 @@ def fit_many(
         for j, (i, problem) in enumerate(zip(members, chosen, strict=True)):
             own = _member(state, j)
             model, posterior = eqx.combine(own.good, prepared[i].blocks.static)
+            model = with_process_factor(model, settings.process_factor)
             posterior = _unpadded(_with_constrained_inducing(posterior), problem.posterior)
             results[i] = FitResult(
                 model, posterior, problem.scaling, problem.data, histories[j], statuses[j], asdict(settings), int(own.num_skipped)

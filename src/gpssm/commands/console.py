@@ -19,6 +19,7 @@ from gpssm.config import check_quantiles
 from gpssm.evaluate import Evaluation
 from gpssm.progress import Report, describe_block
 from gpssm.result import History
+from gpssm.select import Ranking
 
 SECONDS_BETWEEN_LINES = 5
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers to FILE too, for machines.")]
@@ -134,3 +135,26 @@ def sentences(lines: Sequence[str]) -> None:
     """Sentences, one a line."""
     for line in lines:
         show(f"· {line}")
+
+
+def candidate_table(ranking: Ranking) -> Table:
+    """Every fit, the best first."""
+    evaluation = ranking.evaluation
+    title = "" if evaluation is None else f": {evaluation.num_windows} windows of {evaluation.horizon} steps"
+    table = Table(
+        title=f"Candidates{title}", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    table.add_column("candidate")
+    columns = [name for name in ("rmse", "nlpd", "crps", "coverage90", "bound") if name in ranking.table]
+    for name in (*columns, "seconds"):
+        table.add_column(name.replace("coverage90", "cover 90 %"), justify="right")
+    for place, row in enumerate(ranking.table.to_dict(orient="records")):
+        cells = [_shown(name, float(row[name])) for name in columns]
+        table.add_row(str(row["candidate"]), *cells, f"{row['seconds']:.1f}", style="green" if place == 0 else None)
+    return table
+
+
+def _shown(name: str, value: float) -> str:
+    if not np.isfinite(value):
+        return "–"
+    return {"coverage90": f"{100 * value:.0f} %", "bound": f"{value:.1f}"}.get(name, f"{value:.3f}")

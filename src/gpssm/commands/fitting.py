@@ -9,6 +9,7 @@ import typer
 from gpssm import baselines, datasets
 from gpssm import config as configuration
 from gpssm import run as runs
+from gpssm import selection as selections
 from gpssm.commands import console, loading
 from gpssm.commands.console import Json, say, show
 from gpssm.config import Config
@@ -21,6 +22,7 @@ from gpssm.tables import nearest
 
 DEMO_FAMILIES = ("vcdt", "factorised-linear", "factorised-nonlinear", "pr-ssm")
 NAMES = ", ".join(FAMILIES)
+LEAST_TO_TUNE = 80  # rows of the shortest training sequence
 COUNTS = (10, 20, 40, 80)  # of inducing points, that `--inducing auto` tries
 
 StateDim = Annotated[
@@ -49,6 +51,13 @@ def fit(
     train_fraction: Fraction = None,
     config: ConfigFile = None,
     seed: Seed = None,
+    tune: Annotated[
+        bool | None,
+        typer.Option(
+            "--tune/--no-tune",
+            help="Compare candidates on the end of the training part first; done by itself where no setting of the model is given.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in RUN; nothing else needs to be said again.")
     ] = False,
@@ -57,9 +66,10 @@ def fit(
     """Fit a GPSSM to the first part of the data, and say how good it is on the rest."""
     console.check_writable(json)
     is_begun = resume and runs.read_status(out) is not None
-    if not is_begun:
+    is_tuning = resume and not is_begun and selections.is_begun(out)
+    if not is_begun and not is_tuning:
         runs.check_new(out)
-    if data is None and not is_begun:
+    if data is None and not is_begun and not is_tuning:
         raise ValueError(
             f"There is no run in {out} to go on with." if resume else "Missing argument 'DATA'. See gpssm fit --help"
         )
@@ -70,16 +80,27 @@ def fit(
     )
     if is_begun:
         settings = runs.agreed(out, configuration.read(out / "config.toml"), config, changes)
+    elif is_tuning:
+        settings = runs.agreed(out, selections.asked(out)[0], config, changes)
     else:
         settings = settings_of(config, changes)
     for part, reference in settings.own_parts.items():
         configuration.resolve(reference, f"start.{part}")
-    dataset = runs.load_run(out).data if data is None else loading.load_data(settings.data)
+    if data is not None:
+        dataset = loading.load_data(settings.data)
+    else:
+        dataset = selections.asked(out)[1] if is_tuning else runs.load_run(out).data
     loading.check_learnable(settings, dataset)
+    is_plain = not changes["start"] and config is None and enough_to_tune(settings, dataset)
+    is_tuned = is_tuning or (not is_begun and (is_plain if tune is None else tune))
     with console.timed("fit"):
         show(dataset.describe())
         try:
-            run = runs.carry_out(out, settings, dataset, resume=resume, progress=console.progress(), say=say)
+            if is_tuned:
+                run, ranking = selections.carry_out_selection(out, settings, dataset, progress=console.progress(), say=say)
+                show(console.candidate_table(ranking))
+            else:
+                run = runs.carry_out(out, settings, dataset, resume=resume, progress=console.progress(), say=say)
         except KeyboardInterrupt:
             say(f"Interrupted; what there is stands in {out}. Go on with it: gpssm fit --resume --out {out}")
             raise
@@ -173,6 +194,11 @@ def fitfamilies_of(
     seconds |= {name: first.seconds[name] for name in rivals}
     fields = {name: getattr(first, name) for name in first.__dataclass_fields__}
     return run, Evaluation(**{**fields, "errors": errors, "seconds": seconds})
+
+
+def enough_to_tune(settings: Config, data: Dataset) -> bool:
+    """Whether the end of every training sequence can be spared to compare candidates on."""
+    return min(runs.training_part(settings, data)[0].lengths) >= LEAST_TO_TUNE
 
 
 def present(run: Run) -> None:

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.table import Table
 
 from gpssm import config as configuration
 from gpssm import run as runs
@@ -14,7 +12,7 @@ from gpssm.commands import console, loading
 from gpssm.commands.console import Json, say, show
 from gpssm.commands.fitting import NAMES, ConfigFile, Fraction, Seed, changes_of, families_of, present, settings_of
 from gpssm.initialise import KERNELS, MEANS
-from gpssm.select import SCORES, Ranking
+from gpssm.select import SCORES
 from gpssm.tables import nearest
 
 BY = (*SCORES, "bound")
@@ -78,36 +76,13 @@ def select(
     with console.timed("select"):
         show(dataset.describe())
         run, ranking = selections.carry_out_selection(out, settings, dataset, progress=console.progress(), say=say)
-        show(candidate_table(ranking))
+        show(console.candidate_table(ranking))
         show(
             "By the "
             + ("bound, higher is better." if ranking.evaluation is None else "end of the training part, standard units.")
         )
         present(run)
         console.write_json(json, {**run.metrics, "selection": selections.to_dict(ranking)})
-
-
-def candidate_table(ranking: Ranking) -> Table:
-    """Every fit, the best first."""
-    evaluation = ranking.evaluation
-    title = "" if evaluation is None else f": {evaluation.num_windows} windows of {evaluation.horizon} steps"
-    table = Table(
-        title=f"Candidates{title}", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
-    table.add_column("candidate")
-    columns = [name for name in ("rmse", "nlpd", "crps", "coverage90", "bound") if name in ranking.table]
-    for name in (*columns, "seconds"):
-        table.add_column(name.replace("coverage90", "cover 90 %"), justify="right")
-    for place, row in enumerate(ranking.table.to_dict(orient="records")):
-        cells = [_shown(name, float(row[name])) for name in columns]
-        table.add_row(str(row["candidate"]), *cells, f"{row['seconds']:.1f}", style="green" if place == 0 else None)
-    return table
-
-
-def _shown(name: str, value: float) -> str:
-    if not np.isfinite(value):
-        return "–"
-    return {"coverage90": f"{100 * value:.0f} %", "bound": f"{value:.1f}"}.get(name, f"{value:.3f}")
 
 
 def _numbers(text: str | None, option: str) -> list[int] | None:

@@ -18,11 +18,11 @@ from jaxtyping import Array, Float
 from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
 from gpssm.fit import FitSettings
+from gpssm.free_run import posterior_for
 from gpssm.gp import InducingPosterior, marginal_moments
-from gpssm.initialise import FAMILIES, PRIOR_ONLY, inducing_given_states
+from gpssm.initialise import inducing_given_states
 from gpssm.model import GPSSM
 from gpssm.params import Positive, unwrap
-from gpssm.posteriors import AbstractPosterior, FreeSteps, PriorSteps
 from gpssm.predict import posterior_states
 from gpssm.reproduce.results import Say
 from gpssm.result import FitResult, History, Status
@@ -77,62 +77,6 @@ def _best(results: Sequence[FitResult]) -> Best:
     chosen = int(np.argmax(np.nan_to_num(bounds, nan=-np.inf)))
     seconds = float(sum(result.history.seconds.sum() for result in results))
     return Best(results[chosen], chosen, float(bounds[chosen]), tuple(float(b) for b in bounds), seconds)
-
-
-def posterior_for(
-    method: str,
-    model: GPSSM,
-    inducing: InducingPosterior,
-    steps: FreeSteps,
-    states: Float[Array, "sequence time state"],
-    controls: Float[Array, "sequence time control"],
-) -> AbstractPosterior:
-    """The family of that name at the place where q(u) and steps through f stand.
-
-    Families that move as the prior keep q(u) and q(x_1); the one that is linear in the state gets f replaced by its tangent at
-    `states`.
-    """
-    family: Any = FAMILIES[method]
-    if method in PRIOR_ONLY:
-        return family(inducing, PriorSteps(steps.initial_mean, steps.initial_chol))
-    local = linearised(steps, model, inducing, states, controls) if method == "factorised-linear" else steps
-    return family(inducing, local)
-
-
-def linearised(
-    steps: FreeSteps,
-    model: GPSSM,
-    inducing: InducingPosterior,
-    states: Float[Array, "sequence time state"],
-    controls: Float[Array, "sequence time control"],
-) -> FreeSteps:
-    """Steps linear in the state that agree to first order with steps through the mean of f, at the states given.
-
-    A m(x) + b becomes (A J) x + [b + A (m(x_t) - J x_t)], with J the Jacobian of the mean of f at x_t; S + A diag(v) Aᵀ with
-    the variance v of f there stays what it is.
-    """
-    plain: Any = unwrap(model)
-    q: Any = unwrap(inducing)
-    basis, num_states = plain.transition.basis(), plain.num_states
-
-    def mean_of_f(state: Array, control: Array) -> tuple[Array, Array]:
-        point = jnp.concatenate([state, control])
-        return marginal_moments(basis.project(point), plain.transition.mean(point), q)
-
-    def one(gain: Array, offset: Array, chol: Array, state: Array, control: Array) -> tuple[Array, Array, Array]:
-        gain = jnp.diag(gain) if gain.ndim == 1 else gain
-        chol = jnp.diag(chol) if chol.ndim == 1 else chol
-        mean, variance = mean_of_f(state, control)
-        slope = jax.jacfwd(lambda x: mean_of_f(x, control)[0])(state)
-        spread = chol @ chol.T + (gain * variance) @ gain.T
-        return gain @ slope, offset + gain @ (mean - slope @ state), jnp.linalg.cholesky(spread)
-
-    tables = unwrap((steps.gain, steps.offset, steps.chol))
-    rows = tables[1].shape[1]
-    gain, offset, chol = jax.vmap(jax.vmap(one))(*tables, states[:, :rows], controls[:, :rows])
-    if num_states == 1:  # the same, with less to compute
-        gain, chol = gain[..., 0], chol[..., 0]
-    return FreeSteps(steps.initial_mean, steps.initial_chol, gain, offset, chol, num_states > 1)
 
 
 def with_residual_noise(
