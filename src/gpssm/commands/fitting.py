@@ -55,7 +55,7 @@ def fit(
     json: Json = None,
 ) -> None:
     """Fit a GPSSM to the first part of the data, and say how good it is on the rest."""
-    console.check_writable(json)
+    console.check_writable(json, read=(data, config))
     is_begun = resume and runs.read_status(out) is not None
     if not is_begun:
         runs.check_new(out)
@@ -72,8 +72,6 @@ def fit(
         settings = runs.agreed(out, configuration.read(out / "config.toml"), config, changes)
     else:
         settings = settings_of(config, changes)
-    for part, reference in settings.own_parts.items():
-        configuration.resolve(reference, f"start.{part}")
     dataset = runs.load_run(out).data if data is None else loading.load_data(settings.data)
     loading.check_learnable(settings, dataset)
     with console.timed("fit"):
@@ -103,7 +101,7 @@ def compare(
     json: Json = None,
 ) -> None:
     """Fit several posterior families to the same data; one table, one report, every baseline beside them."""
-    console.check_writable(json)
+    console.check_writable(json, read=(data, config))
     families = families_of(posteriors)
     for family in families:
         runs.check_new(out / family)
@@ -115,6 +113,7 @@ def compare(
         raise ValueError("A comparison needs held-out data: choose a --train-fraction below 1.")
     with console.timed("compare"):
         show(dataset.describe())
+        runs.check_builds(settings, dataset)
         run, evaluation = fitfamilies_of(out, settings, dataset, families)
         console.show_scores(evaluation)
         say(f"wrote {write_report(run, out / 'report.html', evaluation=evaluation)}")
@@ -127,6 +126,7 @@ def demo(
 ) -> None:
     """Learn the kink function from noisy data by VCDT and its rivals; about two minutes, nothing to download."""
     console.check_writable(json)
+    runs.check_folder(out)
     is_there = [runs.read_status(out / family) is not None for family in DEMO_FAMILIES]
     if any(is_there):
         say(f"{out} holds runs of the demo: they are {'shown' if all(is_there) else 'gone on with'}. Remove it to start afresh.")
@@ -200,13 +200,20 @@ def _start_changes(state_dim: str | None, posterior: str | None, inducing: str |
     number = console.number_or_auto(inducing, "--inducing")
     start = {
         "state_dim": console.number_or_auto(state_dim, "--state-dim"),
-        "posterior": None if posterior is None else families_of(posterior, "--posterior")[0],
+        "posterior": None if posterior is None else _one_family(posterior),
         "num_inducing": None if number == "auto" else number,
     }
     changes: dict[str, Any] = {"start": {name: value for name, value in start.items() if value is not None}}
     if number is not None:
         changes["saturation"] = {"counts": list(COUNTS) if number == "auto" else []}
     return changes
+
+
+def _one_family(text: str) -> str:
+    chosen = families_of(text, "--posterior")
+    if len(chosen) > 1:
+        raise ValueError(f"--posterior takes one name, but got '{text}'. To fit several, see gpssm compare --help.")
+    return chosen[0]
 
 
 def families_of(text: str, option: str = "--posteriors") -> tuple[str, ...]:
