@@ -142,7 +142,7 @@ class GPSSMForecaster:
             raise ValueError(f"y must have {self.result_.data.num_outputs} outputs, as in fit, but has {outputs.shape[1]}.")
         if not np.isfinite(outputs).any():
             raise ValueError("y is missing throughout: there is nothing to score.")
-        is_seen = np.isfinite(outputs).any(axis=1)
+        is_seen = np.asarray(np.isfinite(outputs).any(axis=1))
         total = sum(float(ahead.log_density(outputs[rows])[is_seen[rows]].sum()) for rows, ahead in made)
         return total / int(is_seen.sum())
 
