@@ -210,10 +210,10 @@ def _start_changes(state_dim: str | None, posterior: str | None, inducing: str |
 
 
 def _one_family(text: str) -> str:
-    chosen = families_of(text, "--posterior")
-    if len(chosen) > 1:
+    first, *others = families_of(text, "--posterior")
+    if others:
         raise ValueError(f"--posterior takes one name, but got '{text}'. To fit several, see gpssm compare --help.")
-    return chosen[0]
+    return first
 
 
 def families_of(text: str, option: str = "--posteriors") -> tuple[str, ...]:
