@@ -17,7 +17,7 @@ def main(out: str, *distributed: str) -> None:
         jax.distributed.initialize(address, int(processes), int(process))
     data = kink(num_steps=12, num_sequences=2, seed=0).dataset
     settings = gpssm.FitSettings(num_steps=4, num_samples=4, block_steps=2)
-    start = gpssm.StartSettings(state_dim=1, num_inducing=4)
+    start = gpssm.StartSettings(state_dim=1, free_run=0, num_inducing=4)
     alone = gpssm.fit(data, key=jax.random.key(0), settings=settings, start=start)
     together = fit_many(starts_around(Problem.standardised(data, key=jax.random.key(0), start=start), 3), settings)
     leaves = [np.asarray(leaf) for result in (alone, *together) for leaf in jax.tree.leaves((result.model, result.posterior))]

@@ -12,6 +12,7 @@ FLOW = [  # a module imports only what stands before it
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
     *("draws", "model", "native", "posteriors", "devices", "elbo", "linear", "subspace"),
     *("initialise", "free_run", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
+    *("inference_data", "estimator"),
     *("baselines", "evaluate", "ensemble", "select"),
     *("config", "findings", "plots", "run", "selection", "report", "reproduce", "commands", "cli"),
 ]

@@ -91,5 +91,5 @@ def test_parts_of_ones_own_take_their_places(tmp_path, monkeypatch):
         config.resolve("my_parts:kernl", "start.kernel")
     with pytest.raises(ValueError, match="no module 'no_such_module'"):
         config.resolve("no_such_module:x", "start.kernel")
-    with pytest.raises(ValueError, match="must give a AbstractKernel"):
+    with pytest.raises(ValueError, match="must give an AbstractKernel"):
         config.build(config.override(settings, {"start": {"kernel": "my_parts:wrong"}}), data, key=jr.key(0))

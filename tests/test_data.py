@@ -110,8 +110,8 @@ class TestFromArrays:
             ({"output_names": ["a", "a"]}, r"names of outputs and controls must differ, but \['a'\]"),
             ({"output_names": ["a", "u1"]}, r"must differ, but \['u1'\]"),
             ({"output_names": ["a", ""]}, "texts that are not empty"),
-            ({"output_names": ["a"], "output_units": [""]}, r"expected outputs of shape \[time, 1\]"),
-            ({"output_names": ["a"]}, r"output_units must be one text for each of \['a'\]"),
+            ({"output_names": ["a"], "output_units": [""]}, "output_names must name 2 outputs"),
+            ({"output_names": ["a"]}, r"output_names must name 2 outputs, one a column of the array, came \['a'\]"),
             ({"output_units": ["m"]}, "output_units must be one text for each"),
             ({"control_units": ["m", "m"]}, "control_units must be one text for each"),
             ({"sequence_names": ["a", "b"]}, "came 1, 1 and 2"),
@@ -348,7 +348,7 @@ class TestText:
             ("y,u\n1,2\n3\n", {"outputs": ["u"]}, "line 3 has 1 cells, but the header names 2"),
             ("t;y\n0,0;1,5\n", {}, "separator ',' the first line is one column, 't;y'. Pass separator=';', and decimal"),
             ("t\ty\n0\t1\n", {}, r"Pass separator='\\t'"),
-            ("t,y\n0,1\n", {"separator": ";"}, r"Pass separator=','\."),
+            ("t,y\n0,1\n", {"separator": ";"}, "Pass separator=',' "),
             ("y;u\n1.5;2\n", {"separator": ";", "decimal": ","}, "'1.5'.*decimal mark is '.', but decimal=','"),
             ("1,2\n3,4\n", {}, "first line must name the columns, but it holds numbers: 1, 2"),
             ("y\n1\n2\n", {"separator": ", "}, "separator must be a single character"),
@@ -541,7 +541,7 @@ class TestBinaryFiles:
         assert read[0] == read[1] == read[2]
         day = read_table(tmp_path / "plant.mat", **columns)
         np.testing.assert_array_equal(day.outputs[0], plant.outputs[0])
-        with pytest.raises(ValueError, match=r"expected the ending \.csv, .* came '\.xlsx'\. Rename it, or call read_csv"):
+        with pytest.raises(ValueError, match=r"expected the ending \.csv, .* came '\.xlsx'\. Rename it, or save"):
             read_table(tmp_path / "plant.xlsx", **columns)
 
 

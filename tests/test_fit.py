@@ -182,7 +182,7 @@ def test_fit_from_data_alone_starts_from_the_linear_model():
         state = 0.8 * state + 0.5 * controls[t, 0]
     outputs[20:23] = np.nan
     data = Dataset.from_arrays(outputs, controls)
-    result = fit(data, key=jr.key(0), settings=QUICK, start=StartSettings(state_dim=1, num_inducing=8))
+    result = fit(data, key=jr.key(0), settings=QUICK, start=StartSettings(state_dim=1, free_run=0, num_inducing=8))
     assert np.isfinite(result.bound)
     np.testing.assert_allclose(unwrap(result.model.transition.mean.matrix)[0, 0], 0.8, atol=0.1)
 

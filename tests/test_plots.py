@@ -27,7 +27,7 @@ def simulation():
 @pytest.fixture(scope="module")
 def result(simulation):
     train = simulation.dataset.rows(0, 30)
-    model, posterior = start(train, StartSettings(state_dim=1, num_inducing=6), key=jr.key(0))
+    model, posterior = start(train, StartSettings(state_dim=1, free_run=0, num_inducing=6), key=jr.key(0))
     settings = FitSettings(num_steps=4, num_samples=2, block_steps=2)
     return fit(train, model, posterior, key=jr.key(1), settings=settings)
 

@@ -49,7 +49,7 @@ def data() -> Dataset:
 
 def fitted(data: Dataset, posterior: str = "vcdt", **changes) -> FitResult:
     settings = FitSettings(num_steps=20, num_samples=4, block_steps=20, tolerance=None)
-    start = StartSettings(state_dim=1, num_inducing=8, posterior=posterior, **changes)
+    start = StartSettings(state_dim=1, free_run=0, num_inducing=8, posterior=posterior, **changes)
     return fit(data, key=jr.key(0), settings=settings, start=start)
 
 
@@ -178,7 +178,7 @@ def test_simulate_checks_its_controls(result):
 def test_scaling_identity_keeps_the_models_units(data):
     settings = FitSettings(num_steps=5, num_samples=2, block_steps=5, tolerance=None)
     result = fit(
-        data, key=jr.key(0), settings=settings, scaling=Scaling.identity(1, 1), start=StartSettings(state_dim=1, num_inducing=4)
+        data, key=jr.key(0), settings=settings, scaling=Scaling.identity(1, 1), start=StartSettings(state_dim=1, free_run=0, num_inducing=4)
     )
     assert 5 < forecast(result, 1, key=jr.key(0), num_samples=16).mean[0, 0] < 35
     assert dataclasses.asdict(settings) == result.settings

@@ -125,6 +125,33 @@ def test_what_a_kill_leaves_of_a_beginning_is_begun_anew(finished, tmp_path, dat
     assert run.read_status(tmp_path)["state"] == "fitting"
 
 
+def test_a_kill_between_any_two_writes_leaves_a_run_that_loads_or_goes_on(finished, tmp_path, data, rivals, monkeypatch):
+    """What lies on the disk before each renaming is what a kill at that moment would leave."""
+    folder, left, replace = tmp_path / "run", [], os.replace
+
+    def look(source, target):
+        left.append(shutil.copytree(folder, tmp_path / f"left-{len(left)}"))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", look)
+        carry_out(folder, TINY, data, rivals=rivals)
+    assert len(left) > 12
+    for copy in left:
+        if run.read_status(copy) is not None:
+            load_run(copy)
+    for copy in left:
+        resumed = carry_out(copy, TINY, data, resume=True, rivals=rivals)
+        assert same(resumed.fitted().model, finished.fitted().model)
+        assert resumed.metrics["models"] == finished.metrics["models"]
+
+
+def test_settings_that_turn_out_not_to_suit_the_data_leave_no_folder(tmp_path, data):
+    with pytest.raises(ValueError, match="ask for fewer states"):
+        carry_out(tmp_path / "run", config.override(Config(), {"start": {"state_dim": 30}}), data)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_kill_after_the_fit_leaves_a_model_that_loads_and_a_run_that_goes_on(finished, tmp_path, data, rivals):
     folder = tmp_path / "run"
     shutil.copytree(finished.folder, folder)

@@ -17,7 +17,7 @@ from gpssm.select import SelectSettings, converged_bound, rank, saturation, sele
 
 FIT = FitSettings(num_steps=6, num_samples=2, block_steps=3)
 SETTINGS = SelectSettings(horizon=3, stride=3, ensemble_size=2, num_samples=20)
-BASE = StartSettings(state_dim=1, num_inducing=4)
+BASE = StartSettings(state_dim=1, free_run=0, num_inducing=4)
 CANDIDATES = start_grid(BASE, nonlinear_scale=[0.05, 1.5])
 KEY = jr.key(3)
 

@@ -12,7 +12,7 @@ from gpssm.data import Dataset
 from gpssm.starts import Problem, starts_around
 
 SETTINGS = FitSettings(num_steps=6, num_samples=2, block_steps=3, tolerance=None)
-START = StartSettings(state_dim=1, num_inducing=5)
+START = StartSettings(state_dim=1, free_run=0, num_inducing=5)
 
 
 def driven(length: int, seed: int = 0) -> Dataset:

@@ -21,6 +21,7 @@ from gpssm.elbo import Elbo as Elbo
 from gpssm.elbo import elbo as elbo
 from gpssm.elbo import pieces as pieces
 from gpssm.ensemble import Ensemble as Ensemble
+from gpssm.estimator import GPSSMForecaster as GPSSMForecaster
 from gpssm.filter import FittedForecaster as FittedForecaster
 from gpssm.filter import filter as filter
 from gpssm.filter import smooth as smooth
@@ -29,6 +30,7 @@ from gpssm.fit import fit as fit
 from gpssm.forecasts import Forecast as Forecast
 from gpssm.gp import InducingPosterior as InducingPosterior
 from gpssm.gp import SparseGP as SparseGP
+from gpssm.inference_data import to_inference_data as to_inference_data
 from gpssm.initialise import StartSettings as StartSettings
 from gpssm.initialise import initialise as initialise
 from gpssm.model import GPSSM as GPSSM

@@ -23,6 +23,7 @@ from gpssm.datasets import cache_folder
 # typer's own class, or click's, of which older typers make use
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 DONE, FAILED, BAD_INPUT = 0, 1, 2
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     name="gpssm",
@@ -102,7 +103,8 @@ def run(arguments: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return BAD_INPUT
-        return _failed(f"{error.format_message()} Try: gpssm {_verb(given)}--help", BAD_INPUT, is_debug)
+        told = error.format_message()
+        return _failed(f"{told}{'' if told.endswith(('.', '?')) else '.'} Try: gpssm {_verb(given)}--help", BAD_INPUT, is_debug)
     except np.linalg.LinAlgError as error:  # a kind of ValueError, but nobody's input
         return _failed(f"{type(error).__name__}: {error} (--debug shows where)", FAILED, is_debug)
     except PermissionError as error:
@@ -120,6 +122,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return _failed(f"{told} (--debug shows where)", FAILED, is_debug)
+    if code == INTERRUPTED:
+        return _failed("interrupted", FAILED, is_debug)
     return code if isinstance(code, int) else DONE
 
 

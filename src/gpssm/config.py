@@ -51,6 +51,9 @@ class DataSettings:
     control_units: tuple[str, ...] = ()
     sampling_time: float | None = None
     time_unit: str = ""
+    separator: str | None = None  # of the cells of a text file; by itself a comma, in .tsv a tab
+    decimal: str = "."
+    encoding: str = "utf-8-sig"
     train_fraction: float = 0.75
 
     def __post_init__(self) -> None:
@@ -139,6 +142,8 @@ class Config:
     own_parts: Mapping[str, str] = field(default_factory=dict)  # kernel, mean, emission of [start] by `module:name`
 
     def __post_init__(self) -> None:
+        if self.fit.by_pieces and self.start.cut_every is None and "builder" not in self.own_parts:
+            raise ValueError("`by_pieces` of [fit] trains on pieces: say how long they are by `cut_every` of [start].")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"`seed` must be a whole number from 0 to {2**32 - 1}, but got {self.seed}.")
 
@@ -153,12 +158,16 @@ def check_quantiles(quantiles: tuple[float, ...]) -> None:
 def read(path: str | os.PathLike[str], base: Config | None = None) -> Config:
     """The configuration in a TOML file; what it leaves out is as in `base`, or else has its default."""
     file = Path(path)
+    if file.is_dir():
+        raise ValueError(f"{path}: expected a TOML file, came a folder. Name one file in it.")
     if not file.is_file():
         siblings = sorted(entry.name for entry in file.parent.iterdir()) if file.parent.is_dir() else []
         raise FileNotFoundError(f"There is no file '{path}'{nearest(file.name, [s for s in siblings if s.endswith('.toml')])}.")
     try:
         return parse(file.read_text(encoding="utf-8"), base)
-    except ValueError as error:  # of which errors in the encoding and in the TOML are kinds
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: the text is not UTF-8, as TOML has to be. Save it as UTF-8.") from None
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
@@ -250,6 +259,22 @@ def build(config: Config, data: Dataset, *, key: PRNGKey) -> tuple[GPSSM, Abstra
     return free_run(data, start, config.start, key=key, scaling=scaling)
 
 
+def check_own_parts(config: Config, num_outputs: int, num_controls: int) -> None:
+    """Raise where a part of the user's own is not there, or makes something else; its sizes may still be other ones."""
+    makers = {part: resolve(reference, f"start.{part}") for part, reference in config.own_parts.items()}
+    for part, maker in makers.items():
+        if not callable(maker):
+            raise ValueError(f"`start.{part}` must name a class or function, but {config.own_parts[part]} is {maker!r}.")
+    states = 1 if isinstance(config.start.state_dim, str) else config.start.state_dim
+    for part, kind, sizes in (
+        ("kernel", AbstractKernel, (np.ones(states + num_controls), config.start.nonlinear_scale**2)),
+        ("mean", AbstractMean, (states, num_controls)),
+        ("emission", AbstractEmission, (states, num_outputs)),
+    ):
+        if part in makers:
+            _made(makers[part], part, kind, *sizes)
+
+
 def resolve(reference: str, setting: str) -> Any:
     """The class or function that `module:name` names; modules are looked for in the present folder too."""
     module_name, _, name = reference.partition(":")
@@ -283,7 +308,7 @@ def _made(maker: Any, part: str, kind: type, *arguments: Any) -> Any:
     except Exception as error:
         raise ValueError(f"`start.{part}`: {_name(maker)}{wanted} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, kind):
-        raise ValueError(f"`start.{part}`: {_name(maker)}{wanted} must give a {kind.__name__}, but gave a {type(made).__name__}.")
+        raise ValueError(f"`start.{part}`: {_name(maker)}{wanted} must give an {kind.__name__}, but gave {made!r}.")
     return made
 
 

@@ -158,8 +158,8 @@ class Dataset:
         data = cls(
             outputs=output_arrays,
             controls=control_arrays,
-            output_names=_given_or(output_names, [f"y{i + 1}" for i in range(num_outputs)]),
-            control_names=_given_or(control_names, [f"u{i + 1}" for i in range(num_controls)]),
+            output_names=_names("output", output_names, [f"y{i + 1}" for i in range(num_outputs)]),
+            control_names=_names("control", control_names, [f"u{i + 1}" for i in range(num_controls)]),
             output_units=_given_or(output_units, [""] * num_outputs),
             control_units=_given_or(control_units, [""] * num_controls),
             sequence_names=_given_or(sequence_names, [str(i) for i in range(len(output_arrays))]),
@@ -431,14 +431,20 @@ def read_table(path: PathLike, outputs: Columns, controls: Columns = (), *where:
     suffix = Path(path).suffix.lower()
     if suffix not in known:
         raise ValueError(
-            f"{path}: expected the ending {', '.join(sorted(known))}, came '{suffix}'. Rename it, or "
-            "call read_csv, read_parquet or read_mat."
+            f"{path}: expected the ending {', '.join(sorted(known))}, came '{suffix}'. Rename it, or save it as one of these."
         )
     return known[suffix](path, outputs, controls, *where, **details)
 
 
 def _given_or(names: Sequence[str] | None, default: list[str]) -> tuple[str, ...]:
     return tuple(default if names is None else [names] if isinstance(names, str) else names)
+
+
+def _names(kind: str, given: Sequence[str] | None, default: list[str]) -> tuple[str, ...]:
+    names = _given_or(given, default)
+    if len(names) != len(default):
+        raise ValueError(f"{kind}_names must name {len(default)} {kind}s, one a column of the array, came {list(names)}.")
+    return names
 
 
 def _along_last(vector: Float[np.ndarray, "channel"], values: AnyArray) -> np.ndarray:

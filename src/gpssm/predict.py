@@ -69,6 +69,8 @@ def forecast(
     """
     if steps < 1:
         raise ValueError(f"A forecast needs at least one step, but got steps={steps}.")
+    if num_samples < 1:
+        raise ValueError(f"A forecast needs at least one sample, but got num_samples={num_samples}.")
     if not 0 <= sequence < result.data.num_sequences:
         raise ValueError(f"There are {result.data.num_sequences} training sequences, from 0; got sequence={sequence}.")
     future = checked_controls(result, steps, controls, sequence)

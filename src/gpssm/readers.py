@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import scipy.io
 
-from gpssm.tables import as_number, nearest, unknown
+from gpssm.tables import IN_SETTINGS, as_number, nearest, unknown
 
 PathLike: TypeAlias = str | os.PathLike
 
@@ -46,6 +46,7 @@ def load_text(path: PathLike, separator: str | None, encoding: str, wanted: Sequ
         separator = TEXT_SEPARATORS.get(Path(path).suffix.lower(), ",")
     if len(separator) != 1:
         raise ValueError(f"separator must be a single character such as ';', came {separator!r}.")
+    _check_is_text(path, encoding)
     try:
         with open(path, encoding=encoding, newline="") as file:
             reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
@@ -54,7 +55,7 @@ def load_text(path: PathLike, separator: str | None, encoding: str, wanted: Sequ
         raise ValueError(f"there is no encoding {encoding!r}. Usual ones are 'utf-8', 'utf-16' and 'cp1252'.") from None
     except UnicodeError:
         raise ValueError(
-            f"the text is not {encoding.removesuffix('-sig')}. Save it as UTF-8, or pass encoding='cp1252'."
+            f"the text is not {encoding.removesuffix('-sig')}. Save it as UTF-8, or pass encoding='cp1252'{IN_SETTINGS}."
         ) from None
     except csv.Error as error:
         raise ValueError(f"this is not a text table ({error}). Save it as UTF-8 text.") from None
@@ -77,7 +78,8 @@ def load_text(path: PathLike, separator: str | None, encoding: str, wanted: Sequ
             cells.append("")
         if len(cells) != len(header):
             is_comma = separator == "," and len(cells) > len(header)
-            hint = " If those are decimal commas, quote the numbers and pass decimal=','." if is_comma else ""
+            hint = f" If those are decimal commas, quote the numbers and pass decimal=','{IN_SETTINGS}." if is_comma else ""
+            hint = " A quotation mark is not closed." if any("\n" in cell for cell in cells) else hint
             raise ValueError(
                 f"line {number} has {len(cells)} cells, but the header names {len(header)} columns. Mend or remove it.{hint}"
             )
@@ -85,6 +87,17 @@ def load_text(path: PathLike, separator: str | None, encoding: str, wanted: Sequ
     frame = pd.DataFrame([cells for _, cells in lines], index=numbers, columns=range(len(header)), dtype=object)
     frame.columns = pd.Index(header, dtype=object)
     return frame
+
+
+def _check_is_text(path: PathLike, encoding: str) -> None:
+    """Raise where a file holds zero bytes, as no text in a single-byte encoding or in UTF-8 does."""
+    with open(path, "rb") as file:
+        beginning = file.read(4096)
+    if b"\0" not in beginning or encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32")):
+        return
+    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"the text is UTF-16. Save it as UTF-8, or pass encoding='utf-16'{IN_SETTINGS}.")
+    raise ValueError("this is not a text table, for it holds zero bytes. Save the table as CSV, in UTF-8.")
 
 
 def _check_header(header: Sequence[str], wanted: Sequence[str], separator: str) -> None:
@@ -95,7 +108,7 @@ def _check_header(header: Sequence[str], wanted: Sequence[str], separator: str) 
         decimal = ", and decimal=',' if it writes 1,5 for one and a half" if others[0] != "," else ""
         raise ValueError(
             f"with the separator {separator!r} the first line is one column, {header[0]!r}. Pass "
-            f"separator={others[0]!r}{decimal}."
+            f"separator={others[0]!r}{decimal}{IN_SETTINGS}."
         )
     numbers = [as_number(cell, ".") for cell in header]
     if None not in numbers and any(header):

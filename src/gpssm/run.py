@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -80,8 +81,7 @@ class Run:
 def claimed(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Hold the folder for this process alone; made if it is not there."""
     path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; a run needs a folder. Choose another --out.")
+    check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -133,17 +133,44 @@ def check_agrees(folder: Path, kept: Config, said: Config, verb: str = "fit") ->
         )
 
 
+def check_not_part(file: Path) -> None:
+    """Raise where a file would take the place of a part of a run."""
+    place = file.resolve()
+    for folder in place.parents:
+        if (folder / "status.json").is_file() and place.relative_to(folder).parts[0] in (*OURS, *AT_TIMES):
+            raise ValueError(f"{file} is a part of the run in {folder.name}. Name another file.")
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Raise where there cannot be a folder, for a file is in the way."""
+    for path in (Path(folder), *Path(folder).parents):
+        if path.exists():
+            if not path.is_dir():
+                below = "" if path == Path(folder) else f", so that there can be no folder {folder}"
+                raise ValueError(f"{path} is a file{below}; expected a folder. Choose another --out.")
+            return
+
+
 def check_new(folder: str | os.PathLike[str]) -> None:
     """Raise unless a new run may go into the folder."""
     path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; a run needs a folder. Choose another --out.")
+    check_folder(path)
     status = read_status(path)
     if status is not None:
         raise ValueError(_occupied(path, status))
     if (path / SELECTION).is_dir():
         raise ValueError(_selecting(path))
     _check_ours_alone(path)
+
+
+def withdraw(path: Path) -> None:
+    """Take back a run that came to nothing, so that the same command can be given again, mended."""
+    for name in ("status.json", "config.toml", "versions.json", ".lock"):
+        (path / name).unlink(missing_ok=True)
+    if not (path / SELECTION).is_dir():  # to which the data belong too
+        shutil.rmtree(path / "data", ignore_errors=True)
+    with contextlib.suppress(OSError):  # other things are in it
+        path.rmdir()
 
 
 def _check_ours_alone(path: Path) -> None:
@@ -173,10 +200,16 @@ def carry_out(
     `rivals` are scored instead of the baselines. A fit that was interrupted is kept, and its run goes on with `resume`.
     """
     with claimed(folder) as path:
+        is_new = read_status(path) is None
         config, data = begin(path, config, data, resume=resume)
         train, has_held_out = training_part(config, data)
         if (read_status(path) or {})["state"] not in ("fitted", "finished"):
-            _fit(path, config, train, progress, say)
+            try:
+                _fit(path, config, train, progress, say)
+            except ValueError:  # settings that do not suit the data, as it turns out
+                if is_new and not any(present_folder(path / name).is_dir() for name in ("checkpoint", "saturation")):
+                    withdraw(path)
+                raise
         run = load_run(path)
         if run.status["state"] == "fitted":
             evaluation = None
@@ -199,6 +232,11 @@ def training_part(config: Config, data: Dataset) -> tuple[Dataset, bool]:
     if config.data.train_fraction == 1:
         return data, False
     return data.split(config.data.train_fraction)[0], True
+
+
+def check_builds(config: Config, data: Dataset) -> None:
+    """Raise where the settings do not suit the data, as a start shows; it takes seconds, and the fit repeats it."""
+    configuration.build(config, training_part(config, data)[0], key=jr.key(config.seed))
 
 
 def _fit(path: Path, config: Config, train: Dataset, progress: bool | Report, say: Say) -> None:
@@ -311,12 +349,16 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         raise ValueError(f"{path} is not a run: {kind}. Make one: gpssm fit DATA --outputs y --out {path}")
     model, evaluation = present_folder(path / "model"), present_folder(path / "evaluation")
     is_fitted = status["state"] in ("interrupted", "fitted", "finished")
+    if is_fitted and not model.is_dir():
+        raise ValueError(
+            f"The run in {path} is damaged: it is '{status['state']}', but holds no model. Copy the whole folder again."
+        )
     try:
         return Run(
             folder=path,
             config=configuration.read(path / "config.toml"),
             data=load(path / "data"),
-            result=load(model) if is_fitted and model.is_dir() else None,
+            result=load(model) if is_fitted else None,
             evaluation=load(evaluation) if evaluation.is_dir() else None,
             metrics=_read_json(path / "metrics.json"),
             status=status,

@@ -6,6 +6,7 @@
 Until the ranking is done there is no status.json, so the folder is no run yet. The held-out part is seen by the winner alone.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gpssm.config import Config
 from gpssm.data import Dataset
 from gpssm.initialise import StartSettings
 from gpssm.progress import Report
-from gpssm.run import KEY_FIT, SELECTION, Run, Say, candidate_builder, carry_out, check_agrees, claimed, training_part
+from gpssm.run import KEY_FIT, SELECTION, Run, Say, candidate_builder, carry_out, check_agrees, claimed, training_part, withdraw
 from gpssm.save import load, save
 from gpssm.select import Ranking, SelectSettings, default_candidates, rank, start_grid
 
@@ -40,16 +41,22 @@ def carry_out_selection(
     with claimed(folder) as path:
         _begin(path, config, data)
         train, _ = training_part(config, data)
-        ranking = rank(
-            train,
-            candidates(config, train),
-            key=jr.fold_in(jr.key(config.seed), KEY_FIT),
-            settings=select_settings(config),
-            fit_settings=config.fit,
-            checkpoint=path / SELECTION / "ranking",
-            say=say,
-            build=candidate_builder(config),
-        )
+        try:
+            ranking = rank(
+                train,
+                candidates(config, train),
+                key=jr.fold_in(jr.key(config.seed), KEY_FIT),
+                settings=select_settings(config),
+                fit_settings=config.fit,
+                checkpoint=path / SELECTION / "ranking",
+                say=say,
+                build=candidate_builder(config),
+            )
+        except ValueError:  # candidates that do not suit the data, as it turns out
+            if not (path / SELECTION / "ranking" / "fits").is_dir():
+                shutil.rmtree(path / SELECTION)
+                withdraw(path)
+            raise
         write_atomically(path / SELECTION / "candidates.csv", ranking.table.to_csv(index=False).encode())
     say(f"chosen: {ranking.best}; fitting it to all {train.num_rows} rows of the training part")
     chosen = replace(config.fit, process_factor=ranking.process_factor * config.fit.process_factor)

@@ -16,6 +16,7 @@ Columns: TypeAlias = Hashable | Iterable[Hashable]
 MISSING_WORDS = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "null", "none", "nat"})
 TRUTH_WORDS = {"true": 1.0, "false": 0.0}
 UNEVEN_TOLERANCE = 0.05  # of one step: clocks are rounded, and loggers are late
+IN_SETTINGS = " (on the command line: under [data] in the file of --config)"  # where options of readers stand
 LONGEST_FILLING = 10  # a sequence may become so many times longer when its gaps are filled in
 
 
@@ -76,8 +77,8 @@ def check_columns(frame: pd.DataFrame, roles: dict[str, Sequence[Hashable]]) -> 
     for role, labels in roles.items():
         for label in labels:
             if label in role_of:
-                first = role_of[label]
-                raise ValueError(f"the column '{label}' is named twice: as {first} and as {role}. Name it once.")
+                roles_of_it = f"both times as {role}" if role_of[label] == role else f"as {role_of[label]} and as {role}"
+                raise ValueError(f"the column '{label}' is named twice: {roles_of_it}. Name it once.")
             role_of[label] = role
             count = columns.count(label)
             if count == 0:
@@ -139,7 +140,7 @@ def column_numbers(frame: pd.DataFrame, label: Hashable, decimal: str = ".") -> 
     for position, cell in enumerate(column.astype(object)):
         number = as_number(cell, decimal)
         if number is None:
-            comma = " If that is a decimal comma, pass decimal=','." if decimal == "." and "," in str(cell) else ""
+            comma = f" If that is a decimal comma, pass decimal=','{IN_SETTINGS}." if decimal == "." and "," in str(cell) else ""
             point = " Its decimal mark is '.', but decimal=',' was passed." if decimal == "," and "." in str(cell) else ""
             raise ValueError(
                 f"column '{label}', {row_name(frame, position)}: expected a number, came {cell!r}. "
@@ -212,7 +213,7 @@ def even_steps(
         raise ValueError(
             f"{what}: times must increase, but {times[row]:.12g} in "
             f"{row_name(frame, int(rows[row]))} {verb}. "
-            "Mend or sort the rows, or name the column that tells sequences apart (sequence=...)."
+            "Mend or sort the rows, or name the column that tells sequences apart (`sequence`)."
         )
     step = float(between[between < 1.25 * between.min()].mean())
     whole = np.rint(between / step)

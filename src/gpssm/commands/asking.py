@@ -14,6 +14,7 @@ from gpssm import run as runs
 from gpssm.atomic import write_atomically
 from gpssm.commands import console, loading
 from gpssm.commands.console import Json, say, show
+from gpssm.config import DataSettings
 from gpssm.data import Dataset
 from gpssm.evaluate import rolling_origin
 from gpssm.filter import filter as follow
@@ -38,13 +39,13 @@ def forecast(
     json: Json = None,
 ) -> None:
     """Forecast the rows that follow the data, with quantiles."""
-    console.check_writable(out, json)
+    console.check_writable(out, json, read=(data, controls))
     console.at_least(steps, 1, "--steps")
     chosen = console.quantile_list(quantiles)
     opened = runs.load_run(run)
     result = opened.fitted()
     history = loading.like_run(opened, data) if data is not None else opened.data
-    future = future_controls(controls, history, steps)
+    future = future_controls(controls, history, steps, opened.config.data)
     with console.timed("forecast"):
         key = jr.key(opened.config.seed)
         forecaster = runs.forecaster(result, opened.config.forecast.num_samples)
@@ -58,7 +59,7 @@ def forecast(
 
 def filter(run: RunFolder, data: loading.Data, out: OutTable = None, json: Json = None) -> None:
     """States and one-step predictions along the data, with bands; gaps are filled."""
-    console.check_writable(out, json)
+    console.check_writable(out, json, read=[data])
     opened = runs.load_run(run)
     opened.fitted()
     dataset = loading.like_run(opened, data)
@@ -75,7 +76,7 @@ def evaluate(
     json: Json = None,
 ) -> None:
     """Rolling-origin scores of the model on data, every baseline beside it."""
-    console.check_writable(json)
+    console.check_writable(json, read=[data])
     for value, smallest, option in ((horizon, 1, "--horizon"), (stride, 1, "--stride"), (start, 1, "--start")):
         console.at_least(value, smallest, option)
     opened = runs.load_run(run)
@@ -124,7 +125,9 @@ def first_origin(run: Run, data: Dataset) -> int | list[int]:
     return max(1, min(data.lengths) // 4)
 
 
-def future_controls(path: Path | None, history: Dataset, steps: int) -> Float[np.ndarray, "time control"] | None:
+def future_controls(
+    path: Path | None, history: Dataset, steps: int, settings: DataSettings
+) -> Float[np.ndarray, "time control"] | None:
     """The rows to come of the controls, read from a table with columns of their names."""
     if path is None:
         if history.num_controls and steps > 1:
@@ -136,13 +139,18 @@ def future_controls(path: Path | None, history: Dataset, steps: int) -> Float[np
     if history.num_controls == 0:
         raise ValueError("The model was fitted without controls: leave out --controls.")
     with readers.naming_file(path):
-        is_parquet = path.suffix.lower() in (".parquet", ".pq")
-        frame = readers.load_parquet(path) if is_parquet else readers.load_text(path, None, "utf-8-sig", history.control_names)
+        ending = path.suffix.lower()
+        if ending not in (".parquet", ".pq", *readers.TEXT_SEPARATORS):
+            raise ValueError(f"expected the ending .csv, .tsv, .tab, .parquet or .pq, came '{ending}'. Save it as one of these.")
+        if ending in readers.TEXT_SEPARATORS:
+            frame = readers.load_text(path, settings.separator, settings.encoding, history.control_names)
+        else:
+            frame = readers.load_parquet(path)
         columns = []
         for name in history.control_names:
             if name not in frame.columns:
                 raise ValueError(unknown("column", name, [str(column) for column in frame.columns]))
-            numbers = [as_number(cell, ".") for cell in frame[name].iloc[: max(steps - 1, 1)]]
+            numbers = [as_number(cell, settings.decimal) for cell in frame[name].iloc[: max(steps - 1, 1)]]
             for row, number in enumerate(numbers):
                 if number is None or not np.isfinite(number):
                     raise ValueError(

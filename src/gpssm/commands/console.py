@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gpssm import run as runs
 from gpssm.atomic import write_atomically
 from gpssm.config import check_quantiles
 from gpssm.evaluate import Evaluation
@@ -87,11 +88,16 @@ def at_least(value: int | None, smallest: int, option: str) -> None:
         raise ValueError(f"{option} must be at least {smallest}, but got {value}.")
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Raise before any work is done if a file cannot be written at the end of it."""
+def check_writable(*paths: Path | None, read: Sequence[Path | str | None] = ()) -> None:
+    """Raise before any work is done if a file cannot be written at the end of it, or if that would lose what is `read`."""
+    taken = {Path(path).resolve() for path in read if path is not None}
     for path in paths:
         if path is None:
             continue
+        if path.resolve() in taken:
+            raise ValueError(f"{path} is named twice: what is written there would replace the other. Name another file.")
+        taken.add(path.resolve())
+        runs.check_not_part(path)
         if path.is_dir():
             raise ValueError(f"{path} is a folder; name a file to write.")
         parent = path.parent

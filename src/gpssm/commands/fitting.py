@@ -64,7 +64,7 @@ def fit(
     json: Json = None,
 ) -> None:
     """Fit a GPSSM to the first part of the data, and say how good it is on the rest."""
-    console.check_writable(json)
+    console.check_writable(json, read=(data, config))
     is_begun = resume and runs.read_status(out) is not None
     is_tuning = resume and not is_begun and selections.is_begun(out)
     if not is_begun and not is_tuning:
@@ -84,12 +84,16 @@ def fit(
         settings = runs.agreed(out, selections.asked(out)[0], config, changes)
     else:
         settings = settings_of(config, changes)
+<<<<<<< HEAD
     for part, reference in settings.own_parts.items():
         configuration.resolve(reference, f"start.{part}")
     if data is not None:
         dataset = loading.load_data(settings.data)
     else:
         dataset = selections.asked(out)[1] if is_tuning else runs.load_run(out).data
+=======
+    dataset = runs.load_run(out).data if data is None else loading.load_data(settings.data)
+>>>>>>> main
     loading.check_learnable(settings, dataset)
     is_plain = not changes["start"] and config is None and enough_to_tune(settings, dataset)
     is_tuned = is_tuning or (not is_begun and (is_plain if tune is None else tune))
@@ -124,7 +128,7 @@ def compare(
     json: Json = None,
 ) -> None:
     """Fit several posterior families to the same data; one table, one report, every baseline beside them."""
-    console.check_writable(json)
+    console.check_writable(json, read=(data, config))
     families = families_of(posteriors)
     for family in families:
         runs.check_new(out / family)
@@ -136,6 +140,7 @@ def compare(
         raise ValueError("A comparison needs held-out data: choose a --train-fraction below 1.")
     with console.timed("compare"):
         show(dataset.describe())
+        runs.check_builds(settings, dataset)
         run, evaluation = fitfamilies_of(out, settings, dataset, families)
         console.show_scores(evaluation)
         say(f"wrote {write_report(run, out / 'report.html', evaluation=evaluation)}")
@@ -148,6 +153,7 @@ def demo(
 ) -> None:
     """Learn the kink function from noisy data by VCDT and its rivals; about two minutes, nothing to download."""
     console.check_writable(json)
+    runs.check_folder(out)
     is_there = [runs.read_status(out / family) is not None for family in DEMO_FAMILIES]
     if any(is_there):
         say(f"{out} holds runs of the demo: they are {'shown' if all(is_there) else 'gone on with'}. Remove it to start afresh.")
@@ -226,13 +232,20 @@ def _start_changes(state_dim: str | None, posterior: str | None, inducing: str |
     number = console.number_or_auto(inducing, "--inducing")
     start = {
         "state_dim": console.number_or_auto(state_dim, "--state-dim"),
-        "posterior": None if posterior is None else families_of(posterior, "--posterior")[0],
+        "posterior": None if posterior is None else _one_family(posterior),
         "num_inducing": None if number == "auto" else number,
     }
     changes: dict[str, Any] = {"start": {name: value for name, value in start.items() if value is not None}}
     if number is not None:
         changes["saturation"] = {"counts": list(COUNTS) if number == "auto" else []}
     return changes
+
+
+def _one_family(text: str) -> str:
+    first, *others = families_of(text, "--posterior")
+    if others:
+        raise ValueError(f"--posterior takes one name, but got '{text}'. To fit several, see gpssm compare --help.")
+    return first
 
 
 def families_of(text: str, option: str = "--posteriors") -> tuple[str, ...]:

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from gpssm import config as configuration
 from gpssm import datasets
 from gpssm.config import Config, DataSettings
 from gpssm.data import Dataset, Scaling, read_table
+from gpssm.readers import TEXT_SEPARATORS
 from gpssm.run import Run, training_part
-from gpssm.tables import nearest
+from gpssm.tables import UNEVEN_TOLERANCE, nearest
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A CSV, TSV, Parquet or MATLAB file, or the name of a benchmark.")]
 MaybeData = Annotated[
@@ -44,6 +46,8 @@ def load_data(settings: DataSettings) -> Dataset:
         )
     if not settings.outputs:
         raise ValueError(f"Which columns of {source} are to be modelled? Say it by --outputs, as in --outputs y1,y2.")
+    is_text = Path(source).suffix.lower() in TEXT_SEPARATORS
+    text = {"separator": settings.separator, "encoding": settings.encoding} if is_text else {}
     return read_table(
         source,
         list(settings.outputs),
@@ -54,6 +58,8 @@ def load_data(settings: DataSettings) -> Dataset:
         control_units=settings.control_units or None,
         sampling_time=settings.sampling_time,
         time_unit=settings.time_unit,
+        decimal=settings.decimal,
+        **text,
     )
 
 
@@ -65,7 +71,14 @@ def like_run(run: Run, source: str) -> Dataset:
     if not settings.outputs:  # the run was made of a benchmark, whole
         names = (run.data.output_names, run.data.control_names)
         settings = replace(settings, outputs=names[0], controls=names[1])
-    return load_data(replace(settings, source=source))
+    data = load_data(replace(settings, source=source))
+    ours, theirs = run.data.sampling_time, data.sampling_time
+    if ours is not None and theirs is not None and abs(theirs / ours - 1) > UNEVEN_TOLERANCE:
+        raise ValueError(
+            f"{source} has a row every {theirs:.6g}, but the model was fitted to rows every {ours:.6g}: a step of it is one row. "
+            "Resample the data, or fit a run of their own."
+        )
+    return data
 
 
 def data_changes(
@@ -109,4 +122,10 @@ def check_learnable(config: Config, data: Dataset) -> None:
     fewest = 20
     if max(data.lengths) < fewest:
         raise ValueError(f"The longest sequence has {max(data.lengths)} rows; expected at least {fewest}. Give more data.")
-    Scaling.of(training_part(config, data)[0])
+    configuration.check_own_parts(config, data.num_outputs, data.num_controls)
+    train, has_held_out = training_part(config, data)
+    try:
+        Scaling.of(train)
+    except ValueError as error:
+        part = f"in the part that trains, the first {100 * config.data.train_fraction:g} %, " if has_held_out else ""
+        raise ValueError(f"{part}{error}") from None

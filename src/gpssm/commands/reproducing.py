@@ -9,6 +9,7 @@ import jax
 import typer
 
 from gpssm import reproduce
+from gpssm import run as runs
 from gpssm.commands import console
 from gpssm.commands.console import Json, say, show
 from gpssm.reproduce.results import TABLE, Report
@@ -131,6 +132,7 @@ def _run(name: str, carry_out: Callable[..., Report], settings: Any, out: Path |
     if precision not in PRECISIONS:
         raise ValueError(f"--precision must be float64 or float32, but got '{precision}'.")
     folder = out or Path(f"reproduce-{name}{'-quick' if settings.is_quick else ''}")
+    runs.check_folder(folder)
     if settings.is_quick:
         show("Quick: small sizes and few steps, to see that it runs. These are not the numbers to quote.")
     with console.timed(f"reproduce {name}"), jax.enable_x64(precision == "float64"):

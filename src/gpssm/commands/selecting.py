@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gpssm import config as configuration
 from gpssm import run as runs
 from gpssm import selection as selections
 from gpssm.commands import console, loading
@@ -44,7 +43,7 @@ def select(
     The end of the training part validates. Options are lists of what to try, in every combination; without any, the
     state dimension that subspace identification finds and one more are tried, with a linear mean and without.
     """
-    console.check_writable(json)
+    console.check_writable(json, read=(data, config))
     is_begun = resume and selections.is_begun(out)
     if not is_begun:
         runs.check_new(out)
@@ -67,8 +66,6 @@ def select(
         settings = runs.agreed(out, kept, config, changes, verb="select")
     else:
         settings, dataset = settings_of(config, changes), None
-    for part, reference in settings.own_parts.items():
-        configuration.resolve(reference, f"start.{part}")
     if dataset is None or data is not None:
         dataset = loading.load_data(settings.data)
     loading.check_learnable(settings, dataset)
