@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "bad-input.md"
 ROW = re.compile(r"^\| (?P<what>[^|]+) \| `(?P<call>[^`]+)` \| (?P<message>[^|]+) \|$")
 SETTINGS = {
     "data": {"source": "driven.csv", "outputs": ["y"], "controls": ["u"], "time": "t", "train_fraction": 1},
-    "start": {"state_dim": 1, "num_inducing": 5},
+    "start": {"state_dim": 1, "num_inducing": 5, "free_run": 0},
     "fit": {"num_steps": 4},
 }
 WORK = [  # what takes long: none of it may begin

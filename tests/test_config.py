@@ -81,7 +81,7 @@ def test_parts_of_ones_own_take_their_places(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     data = kink(30, seed=0).dataset
-    start = {"state_dim": 1, "num_inducing": 5}
+    start = {"state_dim": 1, "num_inducing": 5, "free_run": 0}
     settings = config.override(Config(), {"start": start | {"kernel": "my_parts:kernel", "mean": "my_parts:mean"}})
     model, posterior = config.build(settings, data, key=jr.key(0))
     assert isinstance(model.transition.kernels[0], Matern)

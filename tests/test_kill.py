@@ -21,6 +21,8 @@ NUM_KILLS = 20
 SETTINGS = """
 [start]
 state_dim = 1
+free_run = 8
+free_run_steps = 20
 num_inducing = 8
 [fit]
 num_steps = {steps}

@@ -178,7 +178,11 @@ def test_simulate_checks_its_controls(result):
 def test_scaling_identity_keeps_the_models_units(data):
     settings = FitSettings(num_steps=5, num_samples=2, block_steps=5, tolerance=None)
     result = fit(
-        data, key=jr.key(0), settings=settings, scaling=Scaling.identity(1, 1), start=StartSettings(state_dim=1, free_run=0, num_inducing=4)
+        data,
+        key=jr.key(0),
+        settings=settings,
+        scaling=Scaling.identity(1, 1),
+        start=StartSettings(state_dim=1, free_run=0, num_inducing=4),
     )
     assert 5 < forecast(result, 1, key=jr.key(0), num_samples=16).mean[0, 0] < 35
     assert dataclasses.asdict(settings) == result.settings

@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     y[10] = np.nan
     data = Dataset.from_arrays(y, u, output_names=["<b>speed</b>"], output_units=["m/s"], sampling_time=0.5, time_unit="s")
     settings = {
-        "start": {"num_inducing": 5, "state_dim": 2},
+        "start": {"num_inducing": 5, "free_run": 0, "state_dim": 2},
         "fit": {"num_steps": 4, "num_samples": 2, "block_steps": 2},
         "forecast": {"horizon": 3, "num_samples": 20, "stride": 4},
         "data": {"source": "</script><b>.csv"},

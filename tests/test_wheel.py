@@ -35,7 +35,9 @@ def test_an_empty_environment_with_the_wheel_fits_reports_and_forecasts_from_ano
     subprocess.run([sys.executable, "-m", "venv", "empty"], cwd=tmp_path, check=True)
     subprocess.run(["empty/bin/python", "-m", "pip", "install", "-q", wheel], cwd=tmp_path, check=True)
     shutil.copy(ROOT / "examples" / "plant.csv", tmp_path)
-    (tmp_path / "small.toml").write_text("[start]\nstate_dim = 1\nnum_inducing = 5\n[fit]\nnum_steps = 4\nnum_samples = 2\n")
+    (tmp_path / "small.toml").write_text(
+        "[start]\nstate_dim = 1\nfree_run = 0\nnum_inducing = 5\n[fit]\nnum_steps = 4\nnum_samples = 2\n"
+    )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XLA"))}
     for line in (
         "fit plant.csv --outputs temperature --controls valve --time time --config small.toml --out run",

@@ -43,18 +43,20 @@ class GPSSMForecaster:
         num_inducing: Any = 30,
         kernel: Any = "se",
         mean: Any = "linear",
+        free_run: Any = 24,
         num_steps: Any = 800,
         num_samples: Any = 8,
         learning_rate: Any = 0.01,
         num_forecast_samples: Any = 500,
         random_state: Any = 0,
     ):
-        """The first five are of `StartSettings`, the next three of `FitSettings`; what may stand there is told by `fit`."""
+        """The first six are of `StartSettings`, the next three of `FitSettings`; what may stand there is told by `fit`."""
         self.state_dim = state_dim
         self.posterior = posterior
         self.num_inducing = num_inducing
         self.kernel = kernel
         self.mean = mean
+        self.free_run = free_run
         self.num_steps = num_steps
         self.num_samples = num_samples
         self.learning_rate = learning_rate
@@ -71,6 +73,7 @@ class GPSSMForecaster:
             num_inducing=self.num_inducing,
             kernel=self.kernel,
             mean=self.mean,
+            free_run=self.free_run,
         )
         settings = FitSettings(num_steps=self.num_steps, num_samples=self.num_samples, learning_rate=self.learning_rate)
         outputs, is_flat = _outputs(y)

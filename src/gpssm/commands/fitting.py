@@ -55,7 +55,7 @@ def fit(
         bool | None,
         typer.Option(
             "--tune/--no-tune",
-            help="Compare candidates on the end of the training part first; done by itself where no setting of the model is given.",
+            help="Compare candidates on the end of the training part first; by itself, where nothing is said of the model.",
         ),
     ] = None,
     resume: Annotated[
@@ -84,16 +84,10 @@ def fit(
         settings = runs.agreed(out, selections.asked(out)[0], config, changes)
     else:
         settings = settings_of(config, changes)
-<<<<<<< HEAD
-    for part, reference in settings.own_parts.items():
-        configuration.resolve(reference, f"start.{part}")
     if data is not None:
         dataset = loading.load_data(settings.data)
     else:
         dataset = selections.asked(out)[1] if is_tuning else runs.load_run(out).data
-=======
-    dataset = runs.load_run(out).data if data is None else loading.load_data(settings.data)
->>>>>>> main
     loading.check_learnable(settings, dataset)
     is_plain = not changes["start"] and config is None and enough_to_tune(settings, dataset)
     is_tuned = is_tuning or (not is_begun and (is_plain if tune is None else tune))
