@@ -40,7 +40,7 @@ class GPSSMForecaster:
         self,
         state_dim: Any = "auto",
         posterior: Any = "vcdt",
-        num_inducing: Any = 30,
+        num_inducing: Any = 40,
         kernel: Any = "se",
         mean: Any = "linear",
         free_run: Any = 24,

@@ -33,7 +33,7 @@ from gpssm.posteriors import (
 from gpssm.posteriors.chain import chain
 
 SMALL = 1e-6
-FIRST_NOISE = 0.3  # in standard units
+FIRST_NOISE = 0.05  # in standard units
 
 
 def has_free_run(start: Start, settings: StartSettings) -> bool:

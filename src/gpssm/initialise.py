@@ -67,7 +67,7 @@ class StartSettings:
 
     state_dim: int | Literal["auto"] = "auto"
     posterior: str = "vcdt"
-    num_inducing: int = 30
+    num_inducing: int = 40
     kernel: str = "se"
     mean: str = "linear"
     local: str = "auto"  # prior steps where the family has no others, else free ones
@@ -77,7 +77,7 @@ class StartSettings:
     relative_lengthscale: float = 2.0  # in units of the spread of the inputs
     is_mean_fixed: bool = True  # the linear mean stays the stable one that identification found, and f bends around it
     free_run: int = 24  # rows that f learns to bridge alone before the fit (`gpssm.fit.free_run`); 0: none
-    free_run_steps: int = 600
+    free_run_steps: int = 800
 
     def __post_init__(self) -> None:
         for name, choices in (
