@@ -16,6 +16,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "growth": (("variable", ""), ("value", ""), ("family", ""), ("chain", ""), ("seconds", ".4f"), ("ratio", ".2f")),
     "memory": (("steps", ""), ("samples", ""), ("chain", ""), ("precision", ""), ("seconds", ".2f"), ("peak_bytes", "bytes")),
+    "accuracy": (("problem", ""), ("method", ""), ("seconds", ".2f"), ("nlpd", ".3f"), ("rmse", ".3f")),
     "convergence": (
         ("problem", ""), ("seed", ""), ("method", ""), ("final_bound", ".2f"), ("target", ".2f"), ("steps_to_target", ""),
         ("seconds_to_target", ".2f"), ("compile_seconds", ".1f"),
