@@ -195,6 +195,6 @@ def _deliver(table: pd.DataFrame, out: Path | None, json: Path | None) -> None:
         write_atomically(out, table.to_csv(index=False).encode())
         say(f"wrote {len(table)} rows to {out}")
     else:
-        formats = {"time": lambda value: f"{value:.10g}"}
+        formats: Any = {"time": lambda value: f"{value:.10g}"}
         show(table.to_string(index=False, float_format=lambda value: f"{value:.5g}", formatters=formats, max_rows=60))
     console.write_json(json, table.astype(object).where(table.notna(), None).to_dict(orient="records") if json else None)
