@@ -4,8 +4,9 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 BIN := .venv/bin
 # Also the stamp: the copy of pyproject.toml that the environment was installed from.
 INSTALLED := .venv/installed.toml
+WITH_DOCS := .venv/installed-docs.toml
 
-.PHONY: help venv demo test test-slow check format clean
+.PHONY: help venv demo test test-slow check format docs clean
 
 help:
 	@echo "make demo       set up, then fit the kink data and write a report (minutes)"
@@ -13,6 +14,7 @@ help:
 	@echo "make test-slow  the long tests too"
 	@echo "make check      format, lint, types and the quick tests, as a submission needs them"
 	@echo "make format     let ruff mend what it can"
+	@echo "make docs       set up, then build the documentation into site/, warnings being errors"
 	@echo "make venv       set up only: .venv with the package and its tools"
 	@echo "make clean      remove .venv, caches and builds"
 
@@ -49,6 +51,16 @@ check: venv
 format: venv
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+$(WITH_DOCS): $(INSTALLED)
+	@echo "installing what builds the documentation into .venv (once)"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]' || { \
+		echo "pip could not install MkDocs: see above; a first run needs a package index" >&2; exit 1; }; \
+	cp pyproject.toml $@
+
+docs: $(WITH_DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 clean:
 	rm -rf .venv build dist site .pytest_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "growth": (("variable", ""), ("value", ""), ("family", ""), ("chain", ""), ("seconds", ".4f"), ("ratio", ".2f")),
     "memory": (("steps", ""), ("samples", ""), ("chain", ""), ("precision", ""), ("seconds", ".2f"), ("peak_bytes", "bytes")),
+    "accuracy": (("problem", ""), ("method", ""), ("seconds", ".2f"), ("nlpd", ".3f"), ("rmse", ".3f")),
     "convergence": (
         ("problem", ""), ("seed", ""), ("method", ""), ("final_bound", ".2f"), ("target", ".2f"), ("steps_to_target", ""),
         ("seconds_to_target", ".2f"), ("compile_seconds", ".1f"),
@@ -54,7 +55,7 @@ def _entry(value: Any, how: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], file: Path) -> None:
-    """A panel a variable: seconds a step along each chain and the floor, all axes logarithmic."""
+    """A panel a variable: seconds a step along each chain and the floor; axes are logarithmic, the paper's scale is marked."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -72,6 +73,9 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
                 floors = [row["floor_seconds"] for row in chosen]
                 axis.loglog([row[variable] for row in chosen], floors, "--", color="0.5", label="floor", zorder=0)
         axis.axvline(getattr(Case(), variable), color="0.85", zorder=-1)
+        values = sorted({row[variable] for row in of_variable})
+        axis.set_xticks(values, [f"{value:,}" for value in values])
+        axis.set_xticks([], minor=True)
         axis.set_xlabel(variable)
     figure.get_axes()[0].set_ylabel("seconds a step")
     figure.get_axes()[0].legend(fontsize="small", frameon=False)

@@ -193,7 +193,7 @@ addEventListener("load", () => setTimeout(() => {
   button.click();
   found.bandsAgain = bands();
 
-  point("pointermove", svg, 0.6);
+  point("pointermove", svg, 0.9);
   found.tip = figure.querySelector(".tip").hidden ? "" : figure.querySelector(".tip").textContent;
   const [first, second] = all("#data figure");
   const ticks = (one) => all("text", one.querySelector("svg[role=img]")).map((text) => text.textContent).join();

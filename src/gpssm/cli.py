@@ -151,7 +151,7 @@ def _prepare_jax() -> None:
     except OSError:
         return  # nothing is lost but time
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _show_warning(message: Warning | str, category: type, *_: Any, **__: Any) -> None:

@@ -18,7 +18,8 @@ from gpssm.predict import posterior_states, transition_moments
 from gpssm.result import FitResult
 
 SIGNIFICANT = 2.0  # standard errors
-LINEAR, MILD, CLEAR = 0.01, 0.05, 0.2  # shares of f's variance that a linear map leaves
+LINEAR, MILD, CLEAR = 0.01, 0.05, 0.2  # shares of a state's movement that a linear map leaves
+CLAIMED, TOLERATED = 0.9, 0.05  # what the bands say that they hold, and how far they may be off
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,21 @@ class Findings:
 
     num_states: int
     noise: tuple[Noise, ...]
-    nonlinear_share: float  # of f's variance over the visited states, around its best linear map
-    nonlinear_shares: tuple[float, ...]  # each state's own
-    function_uncertainty: float  # standard deviation of f as a share of its spread, averaged over the visited states
+    nonlinear_share: float  # the largest of the next
+    nonlinear_shares: tuple[float, ...]  # of each state's movement f(x, c) - x, what f's best linear map leaves of its variance
+    function_uncertainty: float  # standard deviation of f as a share of that movement, over all visited states
     verdict: str  # "better", "worse", "level" or "unknown": against the linear model on held-out data
     verdict_numbers: dict[str, float]
+    coverage90: float | None  # what the 90 % bands held of the held-out data, and its standard error
+    coverage90_error: float | None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sentences(self) -> list[str]:
         """The findings in plain words."""
-        return [*map(_noise_sentence, self.noise), self._dynamics_sentence(), _verdict_sentence(self)]
+        told = [*map(_noise_sentence, self.noise), self._dynamics_sentence(), _verdict_sentence(self)]
+        return told if self.coverage90 is None else [*told, _coverage_sentence(self.coverage90, self.coverage90_error or 0.0)]
 
     def _dynamics_sentence(self) -> str:
         share = self.nonlinear_share
@@ -63,9 +67,11 @@ class Findings:
             else "strongly non-linear"
         )
         states = "1 state" if self.num_states == 1 else f"{self.num_states} states"
+        which = int(np.argmax(self.nonlinear_shares))
+        whose = "the state moves" if self.num_states == 1 else f"state {which + 1} moves"
         return (
-            f"The dynamics ({states}) are {degree}: a straight line leaves {100 * share:.2g} % of the variance of f over the "
-            f"states that were visited, where f is known to about {100 * self.function_uncertainty:.2g} % of its spread."
+            f"The dynamics ({states}) are {degree}: a straight line misses {100 * share:.2g} % of how {whose} from row to row, "
+            f"and f is known to about {100 * self.function_uncertainty:.2g} % of the movement."
         )
 
 
@@ -74,17 +80,21 @@ def find(result: FitResult, evaluation: Evaluation | None = None, *, key: PRNGKe
     points = visited_inputs(result, key=key)
     mean, variance = transition_moments(result, points)
     residual = mean - _linear_part(points, mean)
-    spread = mean.var(axis=0)
-    floor = np.maximum(spread, 1e-12)
+    movement = (mean - points[:, : result.model.num_states]).var(axis=0)
+    floor = np.maximum(movement, 1e-6 * mean.var(axis=0) + 1e-12)  # a state that never moves is not curved
+    shares = tuple(float(share) for share in residual.var(axis=0) / floor)
     verdict, numbers = _verdict(evaluation, name)
+    score = evaluation.score(name) if evaluation is not None and name in evaluation.errors else None
     return Findings(
         num_states=result.model.num_states,
         noise=_noise(result),
-        nonlinear_share=float(residual.var(axis=0).sum() / floor.sum()),
-        nonlinear_shares=tuple(float(share) for share in residual.var(axis=0) / floor),
+        nonlinear_share=max(shares),
+        nonlinear_shares=shares,
         function_uncertainty=float(np.sqrt(variance.mean(axis=0).sum() / floor.sum())),
         verdict=verdict,
         verdict_numbers=numbers,
+        coverage90=None if score is None else score.values["coverage90"],
+        coverage90_error=None if score is None else _finite(score.standard_errors["coverage90"]),
     )
 
 
@@ -131,6 +141,10 @@ def _noise_sentence(noise: Noise) -> str:
     )
 
 
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
 def _verdict(evaluation: Evaluation | None, name: str) -> tuple[str, dict[str, float]]:
     if evaluation is None or not {name, "linear"} <= set(evaluation.errors):
         return "unknown", {}
@@ -167,6 +181,17 @@ def _verdict_sentence(findings: Findings) -> str:
     if findings.verdict == "worse":
         return f"The GPSSM does not earn its keep: the linear model forecasts the held-out data better ({scores}). Use that one."
     return f"The GPSSM and the linear model are level on held-out data ({scores}): the simpler one will do."
+
+
+def _coverage_sentence(held: float, error: float) -> str:
+    """Whether the bands can be believed; what the windows are too few to tell apart from 90 % counts as 90 %."""
+    told = f"Of what happened, {100 * held:.0f} % fell into the 90 % bands"
+    room = max(TOLERATED, SIGNIFICANT * error)
+    if held < CLAIMED - room:
+        return f"{told}: they are too narrow, so expect more surprises than they claim."
+    if held > CLAIMED + room:
+        return f"{told}: they are wider than they need be."
+    return f"{told}: they can be believed."
 
 
 def _better(gain: float) -> str:

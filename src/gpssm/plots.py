@@ -76,7 +76,10 @@ def fan(
                 seen = test.outputs[0][: forecast.num_steps, j]
                 panel.plot(time[: len(seen)], seen, ".", ms=4, color=INK, label="observed")
             panel.set(ylabel=forecast.output_names[j], xlabel="row" if forecast.sampling_time is None else "time")
-        panels[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0)
+        legend = panels[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0)
+        for i, handle in enumerate(legend.legend_handles[: len(levels)]):  # bands lie over each other, the inner ones darker
+            if handle is not None:
+                handle.set_alpha(1 - (1 - 0.16) ** (i + 1))
     return figure
 
 

@@ -33,16 +33,22 @@ def forecast(
     data: Annotated[
         str | None, typer.Option("--data", metavar="DATA", help="Go on from its end; by default, the run's own.")
     ] = None,
-    controls: Annotated[Path | None, typer.Option("--controls", metavar="FUTURE", help="Table of the rows to come.")] = None,
-    quantiles: Annotated[str, typer.Option("--quantiles", metavar="Q,..", help="Columns of the table.")] = "0.05,0.5,0.95",
+    controls: Annotated[
+        Path | None, typer.Option("--controls", metavar="FUTURE", help="Table with the controls' columns, a row for each step.")
+    ] = None,
+    quantiles: Annotated[
+        str | None,
+        typer.Option("--quantiles", metavar="Q,..", help="Columns of the table; 0.05,0.5,0.95 if the run says no other."),
+    ] = None,
     out: OutTable = None,
     json: Json = None,
 ) -> None:
     """Forecast the rows that follow the data, with quantiles."""
     console.check_writable(out, json, read=(data, controls))
     console.at_least(steps, 1, "--steps")
-    chosen = console.quantile_list(quantiles)
+    asked = None if quantiles is None else console.quantile_list(quantiles)
     opened = runs.load_run(run)
+    chosen = asked or opened.config.forecast.quantiles
     result = opened.fitted()
     history = loading.like_run(opened, data) if data is not None else opened.data
     future = future_controls(controls, history, steps, opened.config.data)
@@ -189,5 +195,6 @@ def _deliver(table: pd.DataFrame, out: Path | None, json: Path | None) -> None:
         write_atomically(out, table.to_csv(index=False).encode())
         say(f"wrote {len(table)} rows to {out}")
     else:
-        show(table.to_string(index=False, float_format=lambda value: f"{value:.5g}", max_rows=60))
+        formats: Any = {"time": lambda value: f"{value:.10g}"}
+        show(table.to_string(index=False, float_format=lambda value: f"{value:.5g}", formatters=formats, max_rows=60))
     console.write_json(json, table.astype(object).where(table.notna(), None).to_dict(orient="records") if json else None)

@@ -33,7 +33,9 @@ Inducing = Annotated[
     str | None,
     typer.Option("--inducing", metavar="N|auto", help="Number of inducing points; auto adds them until the bound gains no more."),
 ]
-Fraction = Annotated[float | None, typer.Option("--train-fraction", metavar="F", help="Share of each sequence that trains.")]
+Fraction = Annotated[
+    float | None, typer.Option("--train-fraction", metavar="F", help="Share of each sequence that trains; 0.75 if not said.")
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings; options go before them.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of all randomness.")]
 
@@ -135,9 +137,10 @@ def compare(
     with console.timed("compare"):
         show(dataset.describe())
         runs.check_builds(settings, dataset)
-        run, evaluation = fitfamilies_of(out, settings, dataset, families)
+        runs_of, evaluation = fit_families(out, settings, dataset, families)
         console.show_scores(evaluation)
-        say(f"wrote {write_report(run, out / 'report.html', evaluation=evaluation)}")
+        run, fits = runs_of[families[0]], {name: run.fitted() for name, run in runs_of.items()}
+        say(f"wrote {write_report(run, out / 'report.html', evaluation=evaluation, families=fits)}")
         console.write_json(json, evaluation.to_dict())
 
 
@@ -155,10 +158,12 @@ def demo(
     settings = configuration.override(Config(), DEMO_SETTINGS)
     with console.timed("demo"):
         show("The kink function of Ialongo et al. (2019): one hidden state, 120 noisy rows to learn from, 40 held out.")
-        run, evaluation = fitfamilies_of(out, settings, simulation.dataset, DEMO_FAMILIES, resume=True)
+        runs_of, evaluation = fit_families(out, settings, simulation.dataset, DEMO_FAMILIES, resume=True)
         console.show_scores(evaluation)
+        run, fits = runs_of[DEMO_FAMILIES[0]], {name: run.fitted() for name, run in runs_of.items()}
         console.sentences(run.metrics["words"])
-        path = write_report(run, out / "report.html", evaluation=evaluation, truth=simulation.transition)
+        truth = simulation.transition
+        path = write_report(run, out / "report.html", evaluation=evaluation, truth=truth, families=fits)
         show(f"Report: {path}")
         show(f"Next: gpssm forecast {out / 'vcdt'} --steps 10")
         console.write_json(json, evaluation.to_dict())
@@ -172,28 +177,27 @@ DEMO_SETTINGS: dict[str, Any] = {
 }
 
 
-def fitfamilies_of(
+def fit_families(
     out: Path, settings: Config, data: Dataset, families: tuple[str, ...], *, resume: bool = False
-) -> tuple[Run, Evaluation]:
-    """A run for each family in a folder of its name; the first run, and all families and baselines scored together."""
+) -> tuple[dict[str, Run], Evaluation]:
+    """A run for each family, in a folder of its name, and all families and baselines scored together."""
     train, _ = runs.training_part(settings, data)
     say("fitting the baselines")
     rivals: dict[str, Any] = dict(baselines.fit_all(train, seed=settings.seed))
-    run, errors, seconds = None, {}, {}
+    runs_of, errors, seconds = {}, {}, {}
     for i, family in enumerate(families):
         say(f"[{i + 1}/{len(families)}] {family}")
         chosen = configuration.override(settings, {"start": {"posterior": family}})
         done = runs.carry_out(out / family, chosen, data, resume=resume, progress=console.progress(), say=say, rivals=rivals)
         assert done.evaluation is not None
         errors[family], seconds[family] = done.evaluation.errors["gpssm"], done.evaluation.seconds["gpssm"]
-        run = run or done
-    assert run is not None
-    assert run.evaluation is not None
-    first = run.evaluation
+        runs_of[family] = done
+    first = runs_of[families[0]].evaluation
+    assert first is not None
     errors |= {name: first.errors[name] for name in rivals}
     seconds |= {name: first.seconds[name] for name in rivals}
     fields = {name: getattr(first, name) for name in first.__dataclass_fields__}
-    return run, Evaluation(**{**fields, "errors": errors, "seconds": seconds})
+    return runs_of, Evaluation(**{**fields, "errors": errors, "seconds": seconds})
 
 
 def enough_to_tune(settings: Config, data: Dataset) -> bool:

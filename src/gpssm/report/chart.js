@@ -98,8 +98,10 @@ window.gpssmCharts = (() => {
 
     drawSwatch(series, members, svg) {
       const paint = members.length > 1 && members.every((s) => s.dash) ? "var(--soft)" : colour(series.colour);
-      const hasBand = members.some((s) => s.kind === "band");
-      if (hasBand || series.kind === "bars") draw("rect", { x: 0, y: 1, width: 18, height: 8, rx: 2, fill: paint, opacity: series.kind === "bars" ? 0.6 : 0.28 }, svg);
+      const band = members.find((s) => s.kind === "band");
+      const over = this.spec.series.filter((s) => band && s.kind === "band" && s.colour === band.colour).indexOf(band); // bands below it
+      const opacity = series.kind === "bars" ? 0.6 : 0.22 + 0.2 * over;
+      if (band || series.kind === "bars") draw("rect", { x: 0, y: 1, width: 18, height: 8, rx: 2, fill: paint, opacity }, svg);
       if (series.kind === "line") draw("line", { x1: 1, x2: 17, y1: 5, y2: 5, stroke: paint, "stroke-width": Math.min(series.width || 1.8, 2.4), "stroke-dasharray": series.dash || "" }, svg);
       if (series.kind === "points") draw("circle", { cx: 9, cy: 5, r: 3, ...(series.hollow ? { fill: "none", stroke: paint, "stroke-width": 1.5 } : { fill: paint }) }, svg);
       if (series.kind === "ticks") for (const x of [5, 9, 13]) draw("line", { x1: x, x2: x, y1: 2, y2: 9, stroke: paint, "stroke-width": 1.5 }, svg);
