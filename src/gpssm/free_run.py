@@ -1,9 +1,9 @@
 """A start that knows the dynamics: f learnt over stretches of the data that it must bridge alone.
 
 A posterior whose every step may lean on the outputs finds it easy to leave f linear and call the rest process noise: its bound
-rewards the next row, and a forecast is asked for many. So f is first fitted to short stretches that overlap, with the prior's own
-transitions (`PriorSteps`): within a stretch the outputs reach the states through q(x_1) and f alone. This is a lower bound too, of
-the stretches taken as sequences of their own; it only chooses where the real fit starts.
+rewards the next row, and a forecast is asked for many. So f is first fitted to short stretches that overlap, with the prior's
+own transitions (`PriorSteps`): within a stretch the outputs reach the states through q(x_1) and f alone. This is a lower bound
+too, of the stretches taken as sequences of their own; it only chooses where the real fit starts.
 """
 
 from typing import Any
@@ -146,7 +146,7 @@ def linearised(
         chol = jnp.diag(chol) if chol.ndim == 1 else chol
         mean, variance = mean_of_f(state, control)
         slope = jax.jacfwd(lambda x: mean_of_f(x, control)[0])(state)
-        spread = chol @ chol.T + (gain * variance) @ gain.T
+        spread = chol @ chol.T + (gain * variance[None]) @ gain.T
         return gain @ slope, offset + gain @ (mean - slope @ state), jnp.linalg.cholesky(spread)
 
     tables = unwrap((steps.gain, steps.offset, steps.chol))

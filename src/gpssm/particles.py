@@ -15,6 +15,10 @@ For linear-Gaussian emissions the proposal is p(x_{t+1} | path, y_{t+1}), the pa
 Q. The weight p(y_{t+1} | path) is then known before x_{t+1} is drawn, so particles are resampled before they move (fully adapted:
 Pitt and Shephard 1999). Other emissions get the bootstrap proposal. Resampling is systematic, when fewer than half of the
 particles are effective.
+
+A few hundred particles can lose a state that the outputs show only through its successors: each step looks likely, and the error
+grows. So with linear-Gaussian emissions an extended Kalman filter runs beside them, which keeps a whole covariance. Where either
+finds the next output less likely than the other does by more than `LOST` nats, it starts again from the other's Gaussian.
 """
 
 from typing import Any, NamedTuple
@@ -30,13 +34,15 @@ from jaxtyping import Array, Bool, Float, Int
 from gpssm._types import PRNGKey
 from gpssm.draws import num_features, pathwise_draw, pathwise_features
 from gpssm.emissions import AbstractEmission, LinearGaussian, realise
-from gpssm.gp import InducingBasis, InducingPosterior
+from gpssm.gp import InducingBasis, InducingPosterior, marginal_moments
 from gpssm.linalg import LOG_TWO_PI, covariance
 from gpssm.model import GPSSM, walk
 from gpssm.params import unwrap
 from gpssm.posteriors.base import given_values
 
 RESAMPLE_BELOW = 0.5  # of the particles effective
+LOST = 10.0  # nats of one output
+SMALL = 1e-10  # of the mean variance, added to a covariance that is to be factorised
 # folded into the key; rows are numbered from 0
 KEY_EMISSION, KEY_FEATURES, KEY_ORIGINS, KEY_BACKWARD = (2**31 - 1 - i for i in range(4))
 
@@ -48,6 +54,8 @@ class Particles(eqx.Module):
     log_weights: Float[Array, " particle"]  # normalised
     learnt: Float[Array, "particle state inducing"] | None  # E w given the particle's path
     precision: Float[Array, "state inducing inducing"] | None  # of w, the particles' mean
+    tracked_mean: Float[Array, " state"]  # of the extended Kalman filter
+    tracked_covariance: Float[Array, "state state"]
 
 
 class Rows(NamedTuple):
@@ -129,7 +137,9 @@ class Filter(eqx.Module):
         forward = self._forward(particles, row)
         is_optimal = isinstance(self.emission, LinearGaussian)
         before = particles.log_weights
+        tracked_mean, tracked_covariance = particles.tracked_mean, particles.tracked_covariance
         if is_optimal:
+            tracked = self._tracked(particles, row)
             look = jax.vmap(lambda m, c: _look(self.emission, m, c, row.outputs, row.is_observed))(forward.mean, forward.chol)
             seen, log_density = _weighted(before, look.log_density)
             mean, covariance = _moments(jnp.exp(seen), look.mean, look.covariance)
@@ -140,7 +150,26 @@ class Filter(eqx.Module):
         chosen, log_weights = _resampled(key_resample, seen, size)
         moved, learnt, look = jax.tree.map(lambda leaf: leaf[chosen], (forward, particles.learnt, look))
         states = self._sample(moved, look, row, key_state, key_output)
-        if not is_optimal:
+        if is_optimal:
+            gap = tracked.log_density - log_density
+            is_lost = jnp.isfinite(tracked.log_density) & ~(gap < LOST)
+
+            def rescued(old: Array, new: Array) -> Array:
+                return jnp.where(is_lost, jnp.broadcast_to(new, old.shape), old)
+
+            noise = jr.normal(jr.fold_in(key_state, 1), states.shape, states.dtype)
+            states = rescued(states, tracked.mean[None] + noise @ _root(tracked.covariance).T)
+            log_weights = rescued(log_weights, -jnp.log(jnp.asarray(len(states), states.dtype)))
+            learnt = None if learnt is None else rescued(learnt, jnp.mean(learnt, axis=0)[None])
+            log_density, size = rescued(log_density, tracked.log_density), rescued(size, jnp.asarray(len(states), size.dtype))
+            mean, covariance = rescued(mean, tracked.mean), rescued(covariance, tracked.covariance)
+            predicted_mean = rescued(predicted_mean, tracked.output_mean)
+            predicted_covariance = rescued(predicted_covariance, tracked.output_covariance)
+            row = row._replace(is_new=row.is_new & ~is_lost)
+            is_tracking = gap > -LOST
+            tracked_mean = jnp.where(is_tracking, tracked.mean, mean)
+            tracked_covariance = jnp.where(is_tracking, tracked.covariance, covariance)
+        else:
             predicted_mean, predicted_covariance = self._predicted(key_predicted, states, log_weights)
             log_likelihood = jax.vmap(lambda x: self.emission.log_density(x, row.outputs, row.is_observed))(states)
             log_weights, log_density = _weighted(log_weights, log_likelihood)
@@ -159,7 +188,23 @@ class Filter(eqx.Module):
             forward_mean=forward.mean,
             forward_variance=forward.variance,
         )
-        return Particles(states, log_weights, learnt, precision), passed
+        return Particles(states, log_weights, learnt, precision, tracked_mean, tracked_covariance), passed
+
+    def _tracked(self, particles: Particles, row: Rows) -> _Look:
+        """One step of the extended Kalman filter: f is linear about its mean, and as uncertain as q(f) has it there."""
+        model, inducing = self.model, self.inducing
+
+        def mean_and_variance(state: Array) -> tuple[Array, Array]:
+            point = jnp.concatenate([state, row.controls])
+            return marginal_moments(self.basis.project(point), model.transition.mean(point), inducing)
+
+        mean, variance = mean_and_variance(particles.tracked_mean)
+        slope = jax.jacfwd(lambda state: mean_and_variance(state)[0])(particles.tracked_mean)
+        spread = slope @ particles.tracked_covariance @ slope.T + jnp.diag(variance + model.process_scale**2)
+        is_first = row.index == 0
+        mean = jnp.where(is_first, model.initial_mean, mean)
+        chol = jnp.where(is_first, model.initial_chol, _root(spread))
+        return _look(self.emission, mean, chol, row.outputs, row.is_observed)
 
     def _forward(self, particles: Particles, row: Rows) -> _Forward:
         """x_{t+1} given each particle's path; the first row's state is the model's initial one."""
@@ -221,7 +266,15 @@ class Filter(eqx.Module):
 def _fresh(model: Any, num_particles: int, learnt: Array | None, precision: Array | None) -> Particles:
     states = jnp.broadcast_to(model.initial_mean, (num_particles, len(model.initial_mean)))
     log_weights = jnp.full((num_particles,), -jnp.log(num_particles), states.dtype)
-    return Particles(states, log_weights, learnt, precision)
+    return Particles(states, log_weights, learnt, precision, model.initial_mean, model.initial_chol @ model.initial_chol.T)
+
+
+def _root(covariance: Array) -> Array:
+    """A Cholesky factor, of a covariance that rounding may have left singular."""
+    symmetric = 0.5 * (covariance + covariance.T)
+    return jnp.linalg.cholesky(
+        symmetric + SMALL * jnp.trace(symmetric) / len(symmetric) * jnp.eye(len(symmetric), dtype=symmetric.dtype)
+    )
 
 
 def _look(emission: Any, mean: Array, chol: Array, output: Array, is_observed: Array) -> _Look:
