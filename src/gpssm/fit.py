@@ -215,8 +215,9 @@ class _Blocks(eqx.Module):
                 weight=weight,
                 chain=settings.chain,
             )
-            # natural gradients treat KL(q(u) || p(u)) in closed form, and nothing else depends on it
-            objective = terms.total + (terms.kl_inducing if settings.natural_gradient is not None else 0.0)
+            # natural gradients treat KL(q(u) || p(u)) in closed form; that of a GP in the emission stays
+            in_closed_form = 0.0 if settings.natural_gradient is None else unwrap(posterior).inducing.kl()
+            objective = terms.total + in_closed_form
             return -objective / self.num_observed, terms
 
         gradients, terms = jax.grad(loss, has_aux=True)(state.params)
