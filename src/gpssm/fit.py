@@ -188,7 +188,7 @@ class _Blocks(eqx.Module):
     def block(self, state: TrainingState) -> tuple[TrainingState, Elbo]:
         """Up to `block_steps` steps; the terms are means over the steps that were finite."""
         num_steps = min(self.settings.block_steps, self.settings.num_steps - int(state.step))
-        state, (terms, is_finite) = _run_steps(self, state, num_steps)
+        state, (terms, is_finite) = _run_steps(self, state, everywhere(jnp.asarray(num_steps)))
         finite = np.asarray(is_finite)
         return jax.block_until_ready(state), jax.tree.map(
             lambda term: jnp.asarray(np.mean(np.asarray(term)[finite]) if finite.any() else np.nan), terms
@@ -252,8 +252,20 @@ class _Blocks(eqx.Module):
 
 
 @eqx.filter_jit
-def _run_steps(blocks: _Blocks, state: TrainingState, num_steps: int) -> tuple[TrainingState, tuple]:
-    return jax.lax.scan(lambda carry, _: blocks.step(carry), state, None, length=num_steps)
+def _run_steps(blocks: _Blocks, state: TrainingState, num_steps: Int[Array, ""]) -> tuple[TrainingState, tuple]:
+    """Some steps, and a row of what each told; the rows that a shorter block leaves empty count as not finite.
+
+    A shorter block needs no program of its own.
+    """
+    shapes = jax.eval_shape(blocks.step, state)[1]
+    told = jax.tree.map(lambda leaf: jnp.zeros((blocks.settings.block_steps, *leaf.shape), leaf.dtype), shapes)
+
+    def one(row: Array, carry: tuple) -> tuple:
+        state, told = carry
+        state, values = blocks.step(state)
+        return state, jax.tree.map(lambda rows, value: rows.at[row].set(value), told, values)
+
+    return jax.lax.fori_loop(0, num_steps, one, (state, told))
 
 
 def learning_rate(settings: FitSettings, step: Int[Array, ""]) -> Float[Array, ""]:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from gpssm._types import PRNGKey
+from gpssm.agreement import check_fits_together
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
 from gpssm.devices import everywhere, here, over_problems
@@ -35,7 +36,6 @@ from gpssm.fit import (
     _training_windows,
     _with_constrained_inducing,
     _with_plain_inducing,
-    check_fits_together,
 )
 from gpssm.initialise import StartSettings, initialise
 from gpssm.model import GPSSM
