@@ -77,17 +77,17 @@ def forecast(
             raise ValueError(f"A forecast needs at least one {what}, but got {name}={count!r}.")
     if not 0 <= sequence < result.data.num_sequences:
         raise ValueError(f"There are {result.data.num_sequences} training sequences, from 0; got sequence={sequence}.")
+    start = None if initial_state is None else jnp.asarray(initial_state)
+    if start is not None and start.shape != (result.model.num_states,):
+        raise ValueError(f"The initial state must have the shape ({result.model.num_states},), but has {start.shape}.")
+    if start is not None and not np.isfinite(start).all():
+        raise ValueError(f"The initial state must be finite, but is {np.asarray(start)}.")
     future = checked_controls(result, steps, controls, None if initial_state is not None else sequence)
     if num_frequencies is None and steps > LONGEST_EXACT_HORIZON:
         num_frequencies = NUM_FREQUENCIES
     windows = result.data.windows(result.scaling)
     window = jax.tree.map(lambda leaf: leaf[sequence], windows)
     window = _trimmed(window, result.data.lengths[sequence])
-    start = None if initial_state is None else jnp.asarray(initial_state)
-    if start is not None and start.shape != (result.model.num_states,):
-        raise ValueError(f"The initial state must have the shape ({result.model.num_states},), but has {start.shape}.")
-    if start is not None and not np.isfinite(start).all():
-        raise ValueError(f"The initial state must be finite, but is {np.asarray(start)}.")
     states, outputs, emissions = _trajectories(
         result.model, result.posterior, window, jnp.asarray(future), start, num_samples, num_frequencies, key
     )

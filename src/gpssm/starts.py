@@ -123,7 +123,7 @@ def fit_many(
     """
     settings = settings or FitSettings()
     for problem in problems:
-        check_fits_together(problem.data, problem.model, problem.posterior)
+        check_fits_together(problem.data, problem.scaling, problem.model, problem.posterior)
     longest = max((problem.data.max_length for problem in problems), default=0)
     prepared = [_prepared(problem, longest, settings) for problem in problems]
     results: dict[int, FitResult] = {}
