@@ -73,7 +73,7 @@ class FitSettings:
                 raise ValueError(f"`{name}` must be positive, but got {getattr(self, name)}.")
         for name in ("natural_gradient", "final_fraction"):
             value = getattr(self, name)
-            if not (value is None and name == "natural_gradient") and not 0 < value <= 1:
+            if (value is None and name != "natural_gradient") or (value is not None and not 0 < value <= 1):
                 raise ValueError(f"`{name}` must lie in (0, 1], but got {value}.")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise ValueError(f"`tolerance` must be a number from 0, or None to never stop early, but got {self.tolerance}.")

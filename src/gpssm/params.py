@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from gpssm._types import Values
@@ -125,7 +126,7 @@ def as_positive(value: Values | AbstractParameter) -> AbstractParameter:
 
 def _refuse_negative(array: Array, what: str) -> None:
     """Raise for the first number that is negative or NaN; inside a compiled program there are no numbers to look at."""
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         return
     bad = np.asarray(array)[~(np.asarray(array) >= 0)]
     if bad.size:
