@@ -2,7 +2,8 @@
 
 Run `python examples/kink.py --out kink.png`. The emission is fixed to the truth, as in the paper, so that the learnt dynamics can
 be compared with the function that made the data. How the noise is split between process and observation decides which optimum
-a fit finds: every method starts from several levels of process noise, and the fit with the highest bound is kept.
+a fit finds: every method starts from several levels of process noise, and the fit with the highest bound is kept. So little and
+so noisy data leave f vague: a fit that starts at the true states ends at the same bound, with as much process noise.
 """
 
 import argparse
@@ -108,7 +109,7 @@ def triptych(simulation: Simulation, factorised: gpssm.FitResult, coupled: gpssm
             if len(names) == 1:
                 pairs(panel, simulation, fits[names[0]], COLOUR_OF[names[0]])
                 noise = fits[names[0]].history.process_scale[-1, 0]
-                panel.set_title(f"{names[0]}: process noise sd {noise:.2f}, true 0.05")
+                panel.set_title(f"{names[0]}: process noise {noise:.2f}")
             panel.set(xlabel="$x_t$", **SHOWN)
             panel.legend(loc="upper left", ncols=2)
         panels[0].set_ylabel("$x_{t+1}$")
