@@ -36,21 +36,21 @@ SYSID = ("actuator", "ballbeam", "drive", "dryer", "gas_furnace")
 
 PLAIN = FitSettings(num_steps=20_000, num_samples=100, scheme="plain", tolerance=None, warmup_steps=1, final_fraction=1.0)
 SHORT = FitSettings(num_steps=800, tolerance=None)  # the default, but that it never stops early
+LONG = replace(SHORT, num_steps=4000)
 METHODS: dict[str, FitSettings] = {
     "adam-100": PLAIN,  # what one would write first, at a constant rate
     "adam-100-plain-chain": replace(PLAIN, chain="plain"),
     "default": SHORT,
-    "long": replace(SHORT, num_steps=8000, num_samples=32),  # to know where the bound converges
+    "long": LONG,
     "quasi": replace(SHORT, scheme="quasi"),
+    "quasi-long": replace(LONG, scheme="quasi"),
     "4-samples": replace(SHORT, num_samples=4),
     "deep": replace(SHORT, final_fraction=0.01),
     "fast": replace(SHORT, learning_rate=0.02, final_fraction=0.02),
     "natural": replace(SHORT, natural_gradient=0.05),
-    "natural-deep": replace(SHORT, natural_gradient=0.05, final_fraction=0.01),
+    "natural-long": replace(LONG, natural_gradient=0.05),
     "natural-quasi": replace(SHORT, natural_gradient=0.05, scheme="quasi"),
-    "natural-fast": replace(SHORT, natural_gradient=0.05, learning_rate=0.02, final_fraction=0.02),
-    "natural-more": replace(SHORT, natural_gradient=0.1),
-    "natural-1600": replace(SHORT, natural_gradient=0.05, num_steps=1600),
+    "natural-bold-long": replace(LONG, num_samples=32, learning_rate=0.03, natural_gradient=0.2),
 }
 
 

@@ -102,12 +102,14 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             failed[chain] = str(error)
     first = {chain: program.seconds() for chain, program in programs.items()}
     floor()
-    floors, times = [], {chain: [] for chain in programs}
+    floors, times, busy = [], {chain: [] for chain in programs}, {chain: [] for chain in programs}
     for _ in range(options.repeats):
         floors.append(floor())
         for chain, program in programs.items():
             program.seconds()  # what another program has left in the caches is gone when the next one is timed
+            began = time.process_time()
             times[chain].append(program.seconds())
+            busy[chain].append(time.process_time() - began)
     least = min(floors, key=lambda one: one["seconds"])  # the strictest: chance can only have made it longer
     for chain, message in failed.items():
         yield {**asdict(case), "chain": chain, "error": message}
@@ -119,6 +121,7 @@ def _rows(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "seconds": seconds,
             "floor_seconds": least["seconds"],
             "ratio": seconds / least["seconds"],
+            "processor_seconds": min(busy[chain]) / options.block,  # of all threads; hardly longer on a machine that others use
             "compile_seconds": program.compile_seconds,
             "first_step_seconds": first[chain],
             "memory_bytes": program.memory_bytes(),

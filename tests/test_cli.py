@@ -175,13 +175,18 @@ def test_compare_and_select_write_the_scores_that_evaluate_writes(call, folder):
     assert load_run(folder / "selected").config.start.mean == selected["selection"]["best"].removeprefix("mean=")
 
 
-@pytest.mark.parametrize("file", ["same.csv", "same.tsv", "same.parquet", "same.mat"])
+FILES = ["same.csv", "same.tsv", "same.parquet", "same.mat", "german.csv --config german.toml"]
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_every_kind_of_file_gives_the_same_data(call, folder, file, monkeypatch):
     frame = pd.read_csv(folder / "driven.csv")
     frame.to_csv(folder / "same.csv", index=False)
     frame.to_csv(folder / "same.tsv", index=False, sep="\t")
     frame.to_parquet(folder / "same.parquet")
     scipy.io.savemat(folder / "same.mat", {name: frame[name].to_numpy() for name in frame})
+    frame.to_csv(folder / "german.csv", index=False, sep=";", decimal=",", encoding="utf-16")
+    (folder / "german.toml").write_text('[data]\nseparator = ";"\ndecimal = ","\nencoding = "utf-16"\n')
     fitted = []
 
     def remember(out, config, data, **_):

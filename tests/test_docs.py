@@ -35,7 +35,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 LANGUAGES = {"python", "bash", "text", "toml", "csv", "json"}
 NETWORK_OR_HOURS = {"demo", "compare", "select", "reproduce", "datasets"}  # parsed, and tested elsewhere
 LONG = {"from-linear-models.md", "own-physics.md", "interoperability.md"}  # even without the steps of their fits
-RESERVED = {"results.md", "performance-gpu.md"}  # may still be missing
 STARTS: dict[tuple, Any] = {}  # pages begin alike
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n+)?^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.S | re.M)
 
@@ -184,8 +183,6 @@ def test_links_and_images_lead_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        if file.name in RESERVED and not file.exists():
-            continue
         assert file.is_file(), f"{page.name}: there is no {target}"
         if page.parent == DOCS:
             assert DOCS in file.parents, f"{page.name}: {target} is not part of the site"
@@ -198,7 +195,7 @@ def test_links_and_images_lead_somewhere(page):
 
 def test_every_page_and_image_is_used():
     listed = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]))
-    assert listed - RESERVED <= {page.name for page in DOCS.glob("*.md")} <= listed
+    assert listed == {page.name for page in DOCS.glob("*.md")}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for image in DOCS.glob("images/*"):
         assert f"images/{image.name}" in text, f"{image.name} is shown nowhere"

@@ -9,7 +9,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from gpssm import FitSettings, Frozen, InducingPosterior, Scaling, StartSettings, Status, fit, fix, unwrap
+import cases
+from cases import Case
+from gpssm import FitSettings, Frozen, InducingPosterior, Positive, Scaling, StartSettings, Status, fit, fix, unwrap
 from gpssm.data import Dataset
 from gpssm.emissions import LinearGaussian
 from gpssm.fit import _run_steps, learning_rate, natural_step
@@ -54,10 +56,12 @@ def test_bound_rises_and_the_same_seed_gives_the_same_result(data, start):
     assert not same(first.model, run(data, start, key=jr.key(1)).model)
 
 
-def test_one_program_serves_all_blocks(data, start):
+def test_one_program_serves_all_blocks_and_a_last_one_that_is_shorter(data, start):
     before = _run_steps._cached._cache_size()
-    run(data, start, settings=dataclasses.replace(QUICK, num_steps=80, num_samples=3))
+    result = run(data, start, settings=dataclasses.replace(QUICK, num_steps=50, num_samples=3))
     assert _run_steps._cached._cache_size() == before + 1
+    assert result.history.steps.tolist() == [20, 40, 50]
+    assert np.all(np.isfinite(result.history.bound))
 
 
 def test_resumed_fit_continues_bit_for_bit(data, start, tmp_path):
@@ -137,6 +141,31 @@ def test_natural_gradients_climb_faster_than_adam_from_the_prior(data, start):
     assert np.isfinite(natural.bound)
 
 
+def test_natural_gradients_leave_the_divergence_of_a_gp_in_the_emission_to_adam():
+    """Next to nothing is seen, so that the divergence alone decides where q(h) goes: to its prior."""
+    model, posterior, _ = Case("vcdt", "prior", emission="sparse gp").build()
+    model = eqx.tree_at(lambda m: m.emission.scale, model, Frozen(jnp.full(2, 1e3)), is_leaf=lambda x: isinstance(x, Positive))
+    settings = FitSettings(num_steps=60, num_samples=2, learning_rate=0.1, natural_gradient=0.5, tolerance=None)
+    result = fit(cases.dataset(), model, posterior, key=jr.key(0), scaling=Scaling.identity(2, 1), settings=settings)
+    assert unwrap(result.model.emission).kl() < 0.2 * unwrap(model.emission).kl()
+    assert unwrap(result.posterior.inducing).kl() < 0.2 * unwrap(posterior.inducing).kl()
+
+
+def test_batches_of_a_fit_estimate_the_bound_of_all_sequences_without_bias():
+    """Sequences of six and four steps, one at a time, at parameters that stay where they are."""
+    model, posterior, _ = Case("vcdt", "free").build()
+    still = FitSettings(num_steps=1000, num_samples=1, scheme="plain", learning_rate=1e-12, block_steps=20, tolerance=None)
+    bounds = []
+    for batch_size in (None, 1):
+        settings = dataclasses.replace(still, batch_size=batch_size)
+        result = fit(cases.dataset(), model, posterior, key=jr.key(3), scaling=Scaling.identity(2, 1), settings=settings)
+        bounds.append(result.history.bound)
+    error = np.hypot(*(np.std(b) / np.sqrt(len(b)) for b in bounds))
+    z = (np.mean(bounds[1]) - np.mean(bounds[0])) / error
+    assert abs(z) < 4, f"{np.mean(bounds[1])} from batches, {np.mean(bounds[0])} from all, standard error {error}"
+    assert np.std(bounds[1]) > np.std(bounds[0])
+
+
 def test_a_full_natural_step_solves_a_conjugate_problem():
     """With a quadratic expected log density the posterior's precision is reached at rate 1, up to the retraction's rest."""
     rng = np.random.default_rng(0)
@@ -194,6 +223,9 @@ def test_fit_from_data_alone_starts_from_the_linear_model():
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"natural_gradient": 2.0}, "natural_gradient"),
         ({"batch_size": 0}, "batch_size"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"final_fraction": 0.0}, "final_fraction"),
+        ({"tolerance": -1.0}, "tolerance"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):
@@ -228,5 +260,5 @@ def test_shapes_that_contradict_each_other_are_refused_before_any_work(data, sta
         run(longer, start)
     with pytest.raises(ValueError, match="both a model and a posterior"):
         fit(data, model, key=jr.key(0))
-    with pytest.raises(ValueError, match="emission gives"):
+    with pytest.raises(ValueError, match="2 outputs, but the emission"):
         run(Dataset.from_arrays(np.hstack([data.outputs[0]] * 2)), start, scaling=Scaling.identity(2, 0))

@@ -90,6 +90,17 @@ def test_moments_of_a_mixture_are_exact_and_those_of_bare_samples_are_theirs(rng
     np.testing.assert_allclose(bare.standard_deviation, forecast.samples.std(0, ddof=1))
 
 
+def test_samples_that_are_all_one_value_have_no_gaussian(rng):
+    samples = rng.normal(size=(50, 3, 1))
+    samples[:, 1] = 60.0  # a sensor at its limit
+    density = GaussianDensity(np.zeros((3, 1)), np.ones((3, 1, 1)))
+    forecast = Forecast(samples.mean(0), samples, density, ("y",))
+    found = forecast.gaussian_log_density(np.array([[0.0], [60.0], [np.nan]]))
+    assert np.isfinite(found[0])
+    assert found[1] == -np.inf
+    assert found[2] == 0
+
+
 def test_any_object_with_a_log_density_is_a_density():
     class Laplace:
         def log_density(self, outputs, is_observed):

@@ -160,6 +160,25 @@ def test_bound_reaches_the_kalman_evidence_at_the_exact_posterior_and_nowhere_ex
     assert np.all(np.diff([0.0, *gaps]) > 0), gaps
 
 
+@pytest.mark.parametrize("family", ["factorised linear", "vcdt"])
+def test_states_at_the_exact_posterior_are_those_of_the_kalman_smoother(family: str):
+    model, (outputs, offsets, window) = linear_gaussian(), sequence()
+    best = BOUNDS[family](InducingPosterior.prior(2, cases.NUM_INDUCING), optimal_steps(family == "factorised linear"))
+    noise = exact_noise(model, best)
+
+    @eqx.filter_jit
+    def paths(model: GPSSM, posterior: AbstractPosterior) -> jax.Array:
+        model, posterior = unwrap((model, posterior))
+        return jax.vmap(lambda *arrays: posterior.rollout(model, window, Noise(*arrays, noise.key), chain).states)(*noise[:3])
+
+    states = np.asarray(paths(model, best))
+    smoothed = oracles.rts_smoother(ORACLE, oracles.kalman_filter(ORACLE, outputs, offsets))
+    np.testing.assert_allclose(states.mean(axis=0), smoothed.means, rtol=1e-8, atol=1e-8)
+    centred = states - states.mean(axis=0)
+    covariances = np.einsum("nti,ntj->tij", centred, centred) / len(states)
+    np.testing.assert_allclose(covariances, smoothed.covariances, rtol=1e-7, atol=1e-8)
+
+
 def test_filtering_step_is_the_kalman_update_of_one_state():
     """Of x_{t+1} ~ N(f, Q) by y_{t+1}, whatever of it was seen."""
     model, (outputs, _, window) = unwrap(linear_gaussian()), sequence()

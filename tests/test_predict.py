@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pandas as pd
 import pytest
 
 from gpssm import (
@@ -133,6 +134,19 @@ def test_controls_matter_and_the_last_row_does_not(result):
     assert moved.mean[1] > base.mean[1] + 1
 
 
+def test_forecast_from_a_given_state_starts_with_the_control_that_acts_on_it(result):
+    """The mean of the first step is that of C f(x, c) + d at this state and this control."""
+    state, control = np.array([0.4]), np.array([[1.5]])
+    mean, _ = transition_moments(result, np.hstack([state[None], result.scaling.controls(control)]))
+    emission = unwrap(result.model.emission)
+    expected = result.scaling.outputs_back(mean[0] @ np.asarray(emission.matrix).T + np.asarray(emission.offset))
+    options = {"key": jr.key(8), "num_samples": 4000, "initial_state": state}
+    ahead = forecast(result, 1, controls=control, **options)
+    assert abs(ahead.mean[0] - expected) < 4.5 * ahead.samples.std(axis=0)[0] / np.sqrt(4000)
+    table = pd.DataFrame({"other": [9.0], "valve": control[:, 0]})
+    np.testing.assert_array_equal(forecast(result, 1, controls=table, **options).samples, ahead.samples)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -143,6 +157,11 @@ def test_controls_matter_and_the_last_row_does_not(result):
         ({"steps": 3, "controls": np.array([[0.0], [np.nan], [0.0]])}, "must be finite"),
         ({"steps": 1, "sequence": 7}, "sequence=7"),
         ({"steps": 1, "initial_state": np.zeros(3)}, "initial state"),
+        ({"steps": 1, "initial_state": np.array([np.nan]), "controls": np.zeros((1, 1))}, "initial state must be finite"),
+        ({"steps": 2, "initial_state": np.zeros(1), "controls": np.zeros((1, 1))}, "next 2 rows"),
+        ({"steps": 1, "num_samples": 0}, "num_samples=0"),
+        ({"steps": 1, "num_frequencies": 0}, "num_frequencies=0"),
+        ({"steps": 2, "controls": pd.DataFrame({"tap": [0.0, 0.0]})}, "must have the columns valve"),
     ],
 )
 def test_impossible_forecasts_are_refused(result, options, message):

@@ -52,6 +52,13 @@ def elbo(
     `weight` multiplies all terms but KL(q(u) || p(u)): the number of windows there are over the number given, for mini-batches
     drawn uniformly. `chain` says how the trajectories are walked; all ways agree to rounding.
     """
+    if num_samples < 1:
+        raise ValueError(f"The bound needs at least one sample, but got num_samples={num_samples}.")
+    if windows.outputs.ndim != 3:
+        raise ValueError(
+            "The bound is over windows [sequence, time, output], as Dataset.windows gives them, but these have the shape "
+            f"{windows.outputs.shape}."
+        )
     model, posterior = unwrap((model, posterior))
     num_windows, num_steps = windows.outputs.shape[:2]
     walk = chain_named(chain)
@@ -90,6 +97,8 @@ def pieces(windows: Window, length: int) -> Window:
     which it proposes and pays for, but whose output belongs to the next piece. Pieces that would lie wholly in the padding are
     left out.
     """
+    if length < 1:
+        raise ValueError(f"A piece needs at least one step, but got length={length}.")
     lengths = [int(n) for n in jnp.sum(windows.is_real, axis=1)]
     starts = [(i, start) for i, n in enumerate(lengths) for start in range(0, n, length)]
 

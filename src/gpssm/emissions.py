@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from gpssm._types import PRNGKey, Values
 from gpssm.gp import InducingPosterior, SparseGP, marginal_moments
 from gpssm.linalg import gaussian_log_density, matvec
-from gpssm.params import AbstractParameter, LowerTriangular, Parameter, as_floating, as_parameter, as_positive
+from gpssm.params import AbstractParameter, LowerTriangular, Parameter, as_floating, as_parameter, as_positive, unwrap
 
 
 class AbstractEmission(eqx.Module):
@@ -59,6 +59,7 @@ class LinearGaussian(AbstractEmission):
         """`chol_noise` is [output], standard deviations, or [output, output], the lower Cholesky factor of R."""
         self.matrix, self.offset = as_parameter(matrix), as_parameter(offset)
         self.chol_noise = _noise_scale(chol_noise)
+        _check_channels(self.matrix, offset=self.offset, chol_noise=self.chol_noise)
 
     def log_density(
         self, state: Float[Array, " state"], output: Float[Array, " output"], is_observed: Bool[Array, " output"]
@@ -110,6 +111,7 @@ class StudentT(AbstractEmission):
     ):
         self.matrix, self.offset = as_parameter(matrix), as_parameter(offset)
         self.scale, self.degrees_of_freedom = as_positive(scale), as_positive(degrees_of_freedom)
+        _check_channels(self.matrix, offset=self.offset, scale=self.scale)
 
     def log_density(
         self, state: Float[Array, " state"], output: Float[Array, " output"], is_observed: Bool[Array, " output"]
@@ -133,6 +135,7 @@ class Poisson(AbstractEmission):
 
     def __init__(self, matrix: Values | AbstractParameter, offset: Values | AbstractParameter):
         self.matrix, self.offset = as_parameter(matrix), as_parameter(offset)
+        _check_channels(self.matrix, offset=self.offset)
 
     def log_density(
         self, state: Float[Array, " state"], output: Float[Array, " output"], is_observed: Bool[Array, " output"]
@@ -164,6 +167,7 @@ class StochasticVolatility(AbstractEmission):
     ):
         self.matrix, self.log_variance = as_parameter(matrix), as_parameter(log_variance)
         self.offset = as_parameter(offset)
+        _check_channels(self.matrix, offset=self.offset, log_variance=self.log_variance)
 
     def log_density(
         self, state: Float[Array, " state"], output: Float[Array, " output"], is_observed: Bool[Array, " output"]
@@ -257,6 +261,18 @@ def _noise_scale(chol_noise: Values | AbstractParameter) -> AbstractParameter:
         return chol_noise
     array = as_floating(chol_noise)
     return as_positive(array) if array.ndim == 1 else LowerTriangular(array)
+
+
+def _check_channels(matrix: Parameter, **others: Parameter) -> None:
+    """Raise unless the matrix is [output, state] and each of the others [output]; only a Cholesky factor is [output, output]."""
+    shape = unwrap(matrix).shape
+    for name, parameter in others.items():
+        got, channels = unwrap(parameter).shape, shape[:1]
+        if len(shape) != 2 or (got != channels and (got != 2 * channels or name != "chol_noise")):
+            raise ValueError(
+                f"An emission's matrix is [output, state] and its {name} has a number for each output: got the shapes {shape} "
+                f"and {got}."
+            )
 
 
 def _gaussian_sample(key: PRNGKey, mean: Float[Array, " output"], chol: Float[Array, "..."]) -> Float[Array, " output"]:

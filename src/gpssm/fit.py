@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gpssm._types import PRNGKey
+from gpssm.agreement import check_fits_together, check_is_dataset, check_something_moves
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
 from gpssm.devices import everywhere, here
@@ -27,7 +28,7 @@ from gpssm.free_run import has_free_run, posterior_after, stretches
 from gpssm.gp import InducingPosterior
 from gpssm.initialise import Start, StartSettings, initialise
 from gpssm.model import GPSSM
-from gpssm.noise import Scheme
+from gpssm.noise import Scheme, check_scheme
 from gpssm.params import AbstractParameter, LowerTriangular, trainable, unwrap
 from gpssm.posteriors.base import AbstractPosterior
 from gpssm.posteriors.chains import ChainName, chain_named, chain_of
@@ -63,16 +64,24 @@ class FitSettings:
     chain: ChainName = "auto"  # the fastest that applies; "plain" is the reference that serves every model
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "num_samples", "block_steps", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {getattr(self, name)}.")
+        counts = {name: getattr(self, name) for name in ("num_steps", "num_samples", "block_steps", "patience", "warmup_steps")}
+        counts |= {} if self.batch_size is None else {"batch_size": self.batch_size}
+        for name, count in counts.items():
+            smallest = 0 if name == "warmup_steps" else 1
+            if not isinstance(count, int | np.integer):
+                raise ValueError(f"`{name}` must be a whole number, but got {count!r}.")
+            if count < smallest:
+                raise ValueError(f"`{name}` must be at least {smallest}, but got {count}.")
         for name in ("learning_rate", "max_gradient_norm", "process_factor"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"`{name}` must be positive, but got {getattr(self, name)}.")
-        if self.natural_gradient is not None and not 0 < self.natural_gradient <= 1:
-            raise ValueError(f"`natural_gradient` must lie in (0, 1], but got {self.natural_gradient}.")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, but got {self.batch_size}.")
+        for name in ("natural_gradient", "final_fraction"):
+            value = getattr(self, name)
+            if (value is None and name != "natural_gradient") or (value is not None and not 0 < value <= 1):
+                raise ValueError(f"`{name}` must lie in (0, 1], but got {value}.")
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise ValueError(f"`tolerance` must be a number from 0, or None to never stop early, but got {self.tolerance}.")
+        check_scheme(self.scheme)
         chain_named(self.chain)
 
 
@@ -107,6 +116,7 @@ def fit(
     last good parameters are kept. With `checkpoint` the state is saved to that folder between blocks; `resume` goes on from
     there. `progress` shows a bar, or calls a function with the `History` after every block.
     """
+    check_is_dataset(data)
     settings = settings or FitSettings()
     scaling = scaling or Scaling.of(data)
     if (model is None) != (posterior is None) or (model is not None and start is not None):
@@ -116,7 +126,8 @@ def fit(
     if model is None or posterior is None:
         built = initialise(data, key=jr.fold_in(key, INITIALISATION), scaling=scaling, settings=start)
         model, posterior = free_run(data, built, start, key=key, scaling=scaling)
-    check_fits_together(data, model, posterior)
+    check_fits_together(data, scaling, model, posterior)
+    check_something_moves(model, posterior)
     windows = _training_windows(data.windows(scaling), posterior, settings)
     if settings.natural_gradient is not None:
         posterior = _with_plain_inducing(posterior)
@@ -159,39 +170,13 @@ def free_run(
     if not has_free_run(start, settings):
         return start.model, start.posterior
     cut, model, posterior = stretches(data, start, settings.free_run)
-    chosen = FitSettings(num_steps=settings.free_run_steps, batch_size=STRETCHES_AT_ONCE, tolerance=None, block_steps=200)
+    at_once = None if cut.num_sequences <= STRETCHES_AT_ONCE else STRETCHES_AT_ONCE
+    chosen = FitSettings(num_steps=settings.free_run_steps, batch_size=at_once, tolerance=None, block_steps=200)
     done = fit(cut, model, posterior, key=jr.fold_in(key, FREE_RUN), scaling=scaling, settings=chosen)
     if done.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     inducing = done.posterior.inducing
     return done.model, posterior_after(start, settings, done.model, inducing, data.windows(scaling))
-
-
-def check_fits_together(data: Dataset, model: GPSSM, posterior: AbstractPosterior) -> None:
-    """Raise where the shapes of data, model and posterior contradict each other."""
-    if data.num_controls != model.num_controls:
-        raise ValueError(
-            f"The data have {data.num_controls} controls, but the model's inducing inputs leave room for {model.num_controls}: "
-            f"they have {model.transition.num_inputs} columns, of which {model.num_states} are states. Give every inducing "
-            "input one number a state and one a control."
-        )
-    shape = unwrap(posterior.inducing.mean).shape
-    expected = (model.num_states, model.transition.num_inducing)
-    if shape != expected:
-        raise ValueError(
-            f"q(u) must have a mean of the shape {expected}, one number a state and inducing input, but has {shape}."
-        )
-    mean = jax.eval_shape(lambda: unwrap(model.emission).mean(jnp.zeros(model.num_states)))
-    if mean.shape != (data.num_outputs,):
-        raise ValueError(f"The data have {data.num_outputs} outputs, but the emission gives {mean.shape}.")
-    local = getattr(posterior, "local", None)
-    if isinstance(local, FreeSteps):
-        rows, steps = unwrap(local.offset).shape[:2]
-        if rows != data.num_sequences or steps < data.max_length - 1:
-            raise ValueError(
-                f"FreeSteps must hold a row for each of {data.num_sequences} sequences and {data.max_length - 1} steps, "
-                f"but holds {rows} and {steps}."
-            )
 
 
 def with_process_factor(model: GPSSM, factor: float) -> GPSSM:
@@ -225,7 +210,7 @@ class _Blocks(eqx.Module):
     def block(self, state: TrainingState) -> tuple[TrainingState, Elbo]:
         """Up to `block_steps` steps; the terms are means over the steps that were finite."""
         num_steps = min(self.settings.block_steps, self.settings.num_steps - int(state.step))
-        state, (terms, is_finite) = _run_steps(self, state, num_steps)
+        state, (terms, is_finite) = _run_steps(self, state, everywhere(jnp.asarray(num_steps)))
         finite = np.asarray(is_finite)
         return jax.block_until_ready(state), jax.tree.map(
             lambda term: jnp.asarray(np.mean(np.asarray(term)[finite]) if finite.any() else np.nan), terms
@@ -252,8 +237,9 @@ class _Blocks(eqx.Module):
                 weight=weight,
                 chain=settings.chain,
             )
-            # natural gradients treat KL(q(u) || p(u)) in closed form, and nothing else depends on it
-            objective = terms.total + (terms.kl_inducing if settings.natural_gradient is not None else 0.0)
+            # natural gradients treat KL(q(u) || p(u)) in closed form; that of a GP in the emission stays
+            in_closed_form = 0.0 if settings.natural_gradient is None else unwrap(posterior).inducing.kl()
+            objective = terms.total + in_closed_form
             return -objective / self.num_observed, terms
 
         gradients, terms = jax.grad(loss, has_aux=True)(state.params)
@@ -288,8 +274,20 @@ class _Blocks(eqx.Module):
 
 
 @eqx.filter_jit
-def _run_steps(blocks: _Blocks, state: TrainingState, num_steps: int) -> tuple[TrainingState, tuple]:
-    return jax.lax.scan(lambda carry, _: blocks.step(carry), state, None, length=num_steps)
+def _run_steps(blocks: _Blocks, state: TrainingState, num_steps: Int[Array, ""]) -> tuple[TrainingState, tuple]:
+    """Some steps, and a row of what each told; the rows that a shorter block leaves empty count as not finite.
+
+    A shorter block needs no program of its own.
+    """
+    shapes = jax.eval_shape(blocks.step, state)[1]
+    told = jax.tree.map(lambda leaf: jnp.zeros((blocks.settings.block_steps, *leaf.shape), leaf.dtype), shapes)
+
+    def one(row: Array, carry: tuple) -> tuple:
+        state, told = carry
+        state, values = blocks.step(state)
+        return state, jax.tree.map(lambda rows, value: rows.at[row].set(value), told, values)
+
+    return jax.lax.fori_loop(0, num_steps, one, (state, told))
 
 
 def learning_rate(settings: FitSettings, step: Int[Array, ""]) -> Float[Array, ""]:
@@ -345,15 +343,24 @@ def _start(params: Any, settings: FitSettings) -> TrainingState:
 
 
 def _training_windows(windows: Window, posterior: AbstractPosterior, settings: FitSettings) -> Window:
-    if not settings.by_pieces:
-        return windows
     local = getattr(posterior, "local", None)
+    if not settings.by_pieces:
+        return _at_least(settings.batch_size, windows)
     if not isinstance(local, FreeSteps) or local.cut_every is None:
         raise ValueError(
             "Only a posterior that is cut into independent pieces can be trained on sub-sequences: expected "
             f"FreeSteps(..., cut_every=tau), but got {type(local).__name__}. Leave out `by_pieces`, or set `cut_every`."
         )
-    return pieces(windows, local.cut_every)
+    return _at_least(settings.batch_size, pieces(windows, local.cut_every))
+
+
+def _at_least(batch_size: int | None, windows: Window) -> Window:
+    if batch_size is not None and batch_size > len(windows.sequence):
+        raise ValueError(
+            f"`batch_size` {batch_size} asks for more than there is to choose from: there are {len(windows.sequence)} sequences, "
+            "or pieces of them. Leave it out to use all of them at every step."
+        )
+    return windows
 
 
 def _num_observed(windows: Window) -> Float[Array, ""]:
@@ -379,6 +386,8 @@ def _process_scale(params: Any, static: Any) -> Float[np.ndarray, " state"]:
 
 def _with_plain_inducing(posterior: AbstractPosterior) -> AbstractPosterior:
     """q(v) as plain arrays, for natural gradients."""
+    if not all(jax.tree.leaves(trainable(posterior.inducing))):
+        raise ValueError("`natural_gradient` moves q(u), but q(u) is frozen: leave one of the two out.")
     return eqx.tree_at(lambda p: p.inducing, posterior, unwrap(posterior.inducing))
 
 

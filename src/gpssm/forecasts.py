@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from scipy.special import logsumexp, ndtri
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
+SMALLEST_SPREAD = 1e-10  # of samples about their mean, as a share of it: less is rounding
 
 
 @runtime_checkable
@@ -237,9 +238,16 @@ class Forecast:
         return self.density.log_density(np.where(is_observed, outputs, 0.0), is_observed)
 
     def gaussian_log_density(self, outputs: Float[np.ndarray, "time output"]) -> Float[np.ndarray, " time"]:
-        """The same under the Gaussian with this forecast's mean and covariance."""
+        """The same under the Gaussian with this forecast's mean and covariance; -inf where all samples are one value.
+
+        Those of a sensor at its limit are, and no Gaussian has that spread.
+        """
         is_observed = ~np.isnan(outputs)
-        return GaussianDensity(*self.moments()).log_density(np.where(is_observed, outputs, 0.0), is_observed)
+        mean, covariance = self.moments()
+        is_flat = np.any(np.diagonal(covariance, axis1=-2, axis2=-1) <= (SMALLEST_SPREAD * mean) ** 2, axis=-1)
+        proper = np.where(is_flat[:, None, None], np.eye(self.num_outputs), covariance)
+        densities = GaussianDensity(mean, proper).log_density(np.where(is_observed, outputs, 0.0), is_observed)
+        return np.where(is_flat & is_observed.any(axis=-1), -np.inf, densities)
 
     def to_dataframe(self, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> pd.DataFrame:
         """One row a step and output: step, (time,) output, mean, standard_deviation, q0.05, q0.5, q0.95."""

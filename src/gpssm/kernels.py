@@ -263,8 +263,12 @@ class ActiveDimensions(AbstractKernel):
 
     def __init__(self, kernel: AbstractKernel, dimensions: tuple[int, ...] | list[int]):
         self.kernel, self.dimensions = kernel, tuple(dimensions)
+        if len(set(self.dimensions)) < len(self.dimensions) or not self.dimensions or min(self.dimensions) < 0:
+            raise ValueError(f"The active dimensions must be different whole numbers from 0, but got {self.dimensions}.")
 
     def __call__(self, left: Float[Array, " input"], right: Float[Array, " input"]) -> Float[Array, ""]:
+        if max(self.dimensions) >= len(left):  # an index out of bounds would be clipped without a word
+            raise ValueError(f"The active dimensions {self.dimensions} must lie below the number of inputs, {len(left)}.")
         chosen = jnp.array(self.dimensions)
         return self.kernel(left[chosen], right[chosen])
 

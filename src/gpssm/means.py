@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from gpssm._types import Values
-from gpssm.params import Parameter, as_parameter
+from gpssm.params import Parameter, as_parameter, unwrap
 
 
 class AbstractMean(eqx.Module):
@@ -53,6 +53,12 @@ class LinearMean(AbstractMean):
     def __init__(self, matrix: Values | Parameter, offset: Values | Parameter):
         self.matrix = as_parameter(matrix)
         self.offset = as_parameter(offset)
+        shapes = unwrap(self.matrix).shape, unwrap(self.offset).shape
+        if len(shapes[0]) != 2 or shapes[1] != shapes[0][:1]:
+            raise ValueError(
+                f"A linear mean needs a matrix [state, input] and an offset [state], but got the shapes {shapes[0]} and "
+                f"{shapes[1]}."
+            )
 
     def __call__(self, point: Float[Array, " input"]) -> Float[Array, " state"]:
         return self.matrix @ point + self.offset

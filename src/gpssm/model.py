@@ -47,11 +47,14 @@ class GPSSM(eqx.Module):
         self.initial_mean = as_parameter(jnp.zeros(states) if initial_mean is None else initial_mean)
         chol = jnp.eye(states) if initial_chol is None else initial_chol
         self.initial_chol = chol if isinstance(chol, AbstractParameter) else LowerTriangular(chol)
-        shape = unwrap(self.process_scale).shape
-        if shape != (states,):
-            raise ValueError(
-                f"The process noise needs one standard deviation a state: expected the shape ({states},), got {shape}."
-            )
+        for what, parameter, expected in (
+            ("process noise needs one standard deviation a state", self.process_scale, (states,)),
+            ("mean of x_1 needs one number a state", self.initial_mean, (states,)),
+            ("covariance of x_1 needs a lower Cholesky factor", self.initial_chol, (states, states)),
+        ):
+            shape = unwrap(parameter).shape
+            if shape != expected:
+                raise ValueError(f"The {what}: expected the shape {expected}, got {shape}.")
 
     @property
     def num_states(self) -> int:
@@ -86,6 +89,10 @@ def simulate(
     random features (linear).
     """
     model, inducing = unwrap((model, inducing))
+    if num_steps < 1:
+        raise ValueError(f"A simulation needs at least one step, but got num_steps={num_steps}.")
+    if initial_state is not None and jnp.shape(initial_state) != (model.num_states,):
+        raise ValueError(f"The initial state must have the shape ({model.num_states},), but has {jnp.shape(initial_state)}.")
     controls = _checked_controls(model, num_steps, controls)
     key_function, key_states, key_outputs, key_initial, key_emission = jr.split(key, 5)
     draw = draw_function(model.transition, inducing, num_steps, num_frequencies, key=key_function)

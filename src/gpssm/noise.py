@@ -20,16 +20,21 @@ SOBOL_BLOCK = 64  # dimensions that share one set of Sobol points
 SOBOL_BITS = 30
 
 
+def check_scheme(scheme: str) -> None:
+    """Raise for a scheme that there is not."""
+    if scheme not in get_args(Scheme):
+        raise ValueError(f"The noise scheme must be one of {', '.join(get_args(Scheme))}, but got {scheme!r}.")
+
+
 def standard_normals(key: PRNGKey, scheme: Scheme, num_samples: int, num_dimensions: int) -> Float[Array, "sample dimension"]:
     """`num_samples` standard normal vectors, spread as `scheme` says."""
+    check_scheme(scheme)
     if scheme == "plain":
         return jr.normal(key, (num_samples, num_dimensions))
     if scheme == "antithetic":
         half = jr.normal(key, ((num_samples + 1) // 2, num_dimensions))
         return jnp.concatenate([half, -half])[:num_samples]
-    if scheme == "quasi":
-        return _latin_supercube(key, num_samples, num_dimensions)
-    raise ValueError(f"The noise scheme must be one of {', '.join(get_args(Scheme))}, but got {scheme!r}.")
+    return _latin_supercube(key, num_samples, num_dimensions)
 
 
 def _latin_supercube(key: PRNGKey, num_samples: int, num_dimensions: int) -> Float[Array, "sample dimension"]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from gpssm._types import Values
@@ -38,7 +40,9 @@ class Positive(AbstractParameter):
     raw: Float[Array, "..."]
 
     def __init__(self, value: Values):
-        self.raw = softplus_inverse(jnp.maximum(as_floating(value), 2 * SMALLEST_POSITIVE) - SMALLEST_POSITIVE)
+        value = as_floating(value)
+        _refuse_negative(value, "A positive parameter must be made of numbers above 0")
+        self.raw = softplus_inverse(jnp.maximum(value, 2 * SMALLEST_POSITIVE) - SMALLEST_POSITIVE)
 
     def value(self) -> Float[Array, "..."]:
         return jax.nn.softplus(self.raw) + SMALLEST_POSITIVE
@@ -51,7 +55,11 @@ class LowerTriangular(AbstractParameter):
 
     def __init__(self, value: Values):
         value = as_floating(value)
-        diagonal = jnp.maximum(jnp.diagonal(value, axis1=-2, axis2=-1), 2 * SMALLEST_POSITIVE)
+        if value.ndim < 2 or value.shape[-1] != value.shape[-2]:
+            raise ValueError(f"A lower Cholesky factor must be a square matrix, but got the shape {value.shape}.")
+        diagonal = jnp.diagonal(value, axis1=-2, axis2=-1)
+        _refuse_negative(diagonal, "The diagonal of a Cholesky factor must be made of numbers above 0")
+        diagonal = jnp.maximum(diagonal, 2 * SMALLEST_POSITIVE)
         self.raw = jnp.tril(value, -1) + _diagonal_matrix(softplus_inverse(diagonal - SMALLEST_POSITIVE))
 
     def value(self) -> Float[Array, "... n n"]:
@@ -114,6 +122,15 @@ def as_parameter(value: Values | AbstractParameter) -> Parameter:
 def as_positive(value: Values | AbstractParameter) -> AbstractParameter:
     """A positive parameter from an array, or the node that was given."""
     return value if isinstance(value, AbstractParameter) else Positive(value)
+
+
+def _refuse_negative(array: Array, what: str) -> None:
+    """Raise for the first number that is negative or NaN; inside a compiled program there are no numbers to look at."""
+    if isinstance(array, Tracer):
+        return
+    bad = np.asarray(array)[~(np.asarray(array) >= 0)]
+    if bad.size:
+        raise ValueError(f"{what}, but got {bad.flat[0]:.6g}.")
 
 
 def _is_node(leaf: Any) -> bool:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pandas as pd
 from jaxtyping import Array, Bool, Float
 
 from gpssm._types import PRNGKey
@@ -55,7 +56,7 @@ def forecast(
     steps: int,
     *,
     key: PRNGKey,
-    controls: Float[np.ndarray, "time control"] | Sequence | None = None,
+    controls: Float[np.ndarray, "time control"] | Sequence | pd.DataFrame | None = None,
     sequence: int = 0,
     initial_state: Float[np.ndarray, " state"] | None = None,
     num_samples: int = 500,
@@ -63,25 +64,31 @@ def forecast(
 ) -> Forecast:
     """The next `steps` outputs after the end of a training sequence, or after `initial_state` (in the model's units).
 
-    `controls` are the rows that follow the training data, in the user's units; the last of them acts after the horizon and may be
-    left out. f beyond what the posterior has settled is drawn exactly up to 64 steps, and from `num_frequencies` random features
-    (256 unless said otherwise) for longer horizons.
+    `controls`, in the user's units, are the rows that follow the training data; the last of them acts after the horizon and may
+    be left out. After a given state they start with the row that acts on it. A table is read by its column names. f beyond what
+    the posterior has settled is drawn exactly up to 64 steps, and from `num_frequencies` random features (256 unless said
+    otherwise) for longer horizons.
     """
-    if steps < 1:
-        raise ValueError(f"A forecast needs at least one step, but got steps={steps}.")
-    if num_samples < 1:
-        raise ValueError(f"A forecast needs at least one sample, but got num_samples={num_samples}.")
+    for what, name, count in (
+        ("step", "steps", steps),
+        ("sample", "num_samples", num_samples),
+        ("frequency", "num_frequencies", num_frequencies),
+    ):
+        if count is not None and (not isinstance(count, int | np.integer) or count < 1):
+            raise ValueError(f"A forecast needs at least one {what}, but got {name}={count!r}.")
     if not 0 <= sequence < result.data.num_sequences:
         raise ValueError(f"There are {result.data.num_sequences} training sequences, from 0; got sequence={sequence}.")
-    future = checked_controls(result, steps, controls, sequence)
+    start = None if initial_state is None else jnp.asarray(initial_state)
+    if start is not None and start.shape != (result.model.num_states,):
+        raise ValueError(f"The initial state must have the shape ({result.model.num_states},), but has {start.shape}.")
+    if start is not None and not np.isfinite(start).all():
+        raise ValueError(f"The initial state must be finite, but is {np.asarray(start)}.")
+    future = checked_controls(result, steps, controls, None if initial_state is not None else sequence)
     if num_frequencies is None and steps > LONGEST_EXACT_HORIZON:
         num_frequencies = NUM_FREQUENCIES
     windows = result.data.windows(result.scaling)
     window = jax.tree.map(lambda leaf: leaf[sequence], windows)
     window = _trimmed(window, result.data.lengths[sequence])
-    start = None if initial_state is None else jnp.asarray(initial_state)
-    if start is not None and start.shape != (result.model.num_states,):
-        raise ValueError(f"The initial state must have the shape ({result.model.num_states},), but has {start.shape}.")
     states, outputs, emissions = _trajectories(
         result.model, result.posterior, window, jnp.asarray(future), start, num_samples, num_frequencies, key
     )
@@ -134,35 +141,48 @@ def within_reach(outputs: Float[np.ndarray, "*batch output"], result: FitResult)
 
 
 def checked_controls(
-    result: FitResult, steps: int, controls: Float[np.ndarray, "time control"] | Sequence | None, sequence: int
+    result: FitResult,
+    steps: int,
+    controls: Float[np.ndarray, "time control"] | Sequence | pd.DataFrame | None,
+    sequence: int | None,
 ) -> Float[np.ndarray, "time control"]:
-    """The controls that act between the last training row and the end of the horizon, in standard units."""
+    """The controls that act between a start and the end of the horizon, in standard units.
+
+    After the end of a training sequence its last row acts first; after a state that was given (None) the first of `controls`.
+    """
     data = result.data
     if data.num_controls == 0:
         if controls is not None and np.size(controls):
             raise ValueError("The model was fitted without controls, but a forecast was asked with some: leave them out.")
         return np.zeros((steps, 0))
+    rows, names = steps if sequence is None else steps - 1, ", ".join(data.control_names)
+    if isinstance(controls, pd.DataFrame):
+        if not set(data.control_names) <= set(controls.columns):
+            raise ValueError(
+                f"The controls' table must have the columns {names}, but has {', '.join(map(str, controls.columns))}."
+            )
+        controls = controls[list(data.control_names)].to_numpy(float)
     if isinstance(controls, tuple | list) and len(controls) == 1 and np.ndim(controls[0]) == 2:
         controls = controls[0]
-    if controls is None and steps > 1:
+    if controls is None and rows > 0:
         raise ValueError(
-            f"The model has the controls {', '.join(data.control_names)}, so a forecast of {steps} steps needs their next "
-            f"{steps - 1} rows: expected controls of the shape ({steps - 1}, {data.num_controls}) or longer, but got none."
+            f"The model has the controls {names}, so a forecast of {steps} steps needs their next {rows} rows: expected controls "
+            f"of the shape ({rows}, {data.num_controls}) or longer, but got none."
         )
     given = np.zeros((0, data.num_controls)) if controls is None else np.asarray(controls, float)
     given = given[:, None] if given.ndim == 1 and data.num_controls == 1 else given
-    if given.ndim != 2 or given.shape[1] != data.num_controls or len(given) < steps - 1:
+    if given.ndim != 2 or given.shape[1] != data.num_controls or len(given) < rows:
         raise ValueError(
-            f"A forecast of {steps} steps needs the next {steps - 1} rows of {data.num_controls} controls "
-            f"({', '.join(data.control_names)}), but got the shape {given.shape}. Give a longer plan, or ask for fewer steps."
+            f"A forecast of {steps} steps needs the next {rows} rows of {data.num_controls} controls ({names}), but got the "
+            f"shape {given.shape}. Give a longer plan, or ask for fewer steps."
         )
-    if not np.isfinite(given[: steps - 1]).all():
-        row, column = np.argwhere(~np.isfinite(given[: steps - 1]))[0]
+    if not np.isfinite(given[:rows]).all():
+        row, column = np.argwhere(~np.isfinite(given[:rows]))[0]
         raise ValueError(
             f"The future controls must be finite, but row {row} of {data.control_names[column]} is {given[row, column]}."
         )
-    acting = np.concatenate([data.controls[sequence][-1:], given[: steps - 1]])
-    return np.asarray(result.scaling.controls(acting))
+    before = np.zeros((0, data.num_controls)) if sequence is None else data.controls[sequence][-1:]
+    return np.asarray(result.scaling.controls(np.concatenate([before, given[:rows]])))
 
 
 def transition_moments(

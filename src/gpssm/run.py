@@ -137,7 +137,8 @@ def check_not_part(file: Path) -> None:
     """Raise where a file would take the place of a part of a run."""
     place = file.resolve()
     for folder in place.parents:
-        if (folder / "status.json").is_file() and place.relative_to(folder).parts[0] in (*OURS, *AT_TIMES):
+        is_run = (folder / "status.json").is_file() and (folder / "config.toml").is_file()
+        if is_run and place.relative_to(folder).parts[0] in (*OURS, *AT_TIMES):
             raise ValueError(f"{file} is a part of the run in {folder.name}. Name another file.")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from gpssm._types import PRNGKey
+from gpssm.agreement import check_fits_together
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling, Window
 from gpssm.devices import everywhere, here, over_problems
@@ -35,7 +36,6 @@ from gpssm.fit import (
     _training_windows,
     _with_constrained_inducing,
     _with_plain_inducing,
-    check_fits_together,
     free_run,
     with_process_factor,
 )
@@ -125,7 +125,7 @@ def fit_many(
     """
     settings = settings or FitSettings()
     for problem in problems:
-        check_fits_together(problem.data, problem.model, problem.posterior)
+        check_fits_together(problem.data, problem.scaling, problem.model, problem.posterior)
     longest = max((problem.data.max_length for problem in problems), default=0)
     prepared = [_prepared(problem, longest, settings) for problem in problems]
     results: dict[int, FitResult] = {}

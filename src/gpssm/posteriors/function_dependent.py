@@ -70,6 +70,10 @@ class FunctionDependentPathwise(AbstractPosterior):
     num_frequencies: int = eqx.field(static=True, default=32)
     is_lower_bound: ClassVar[bool] = True
 
+    def __check_init__(self):
+        if self.num_frequencies < 1:
+            raise ValueError(f"`num_frequencies` must be at least 1, but got {self.num_frequencies}.")
+
     def rollout(self, model: GPSSM, window: Window, noise: Noise, chain: Chain) -> Rollout:
         basis, mean = model.transition.basis(), model.transition.mean
         features = pathwise_features(noise.key, basis, self.num_frequencies)

@@ -79,8 +79,10 @@ class FreeSteps(AbstractLocal):
         self.gain, self.offset = as_parameter(gain), as_parameter(offset)
         if isinstance(chol, AbstractParameter):
             self.chol = chol
+            is_full = unwrap(self.gain).ndim == 4
         else:
             self.chol = LowerTriangular(chol) if is_full else as_positive(chol)
+        _check_tables(self.gain, self.offset, self.chol, is_full)
         if cut_every is not None and cut_every < 1:
             raise ValueError(f"`cut_every` must be at least 1, but got {cut_every}.")
         self.cut_every = cut_every
@@ -206,6 +208,19 @@ class AmortisedSteps(AbstractLocal):
         chol = jax.nn.softplus(raw_chol) + 1e-6
         initial_chol = jnp.diag(jax.nn.softplus(raw_scale) + 1e-6)
         return LocalSteps(mean, initial_chol, (gain, offset, chol), lambda slices: Step(*slices))
+
+
+def _check_tables(gain: Parameter, offset: Parameter, chol: Parameter, is_full: bool) -> None:
+    """Raise unless the tables are [sequence, time - 1, state], gain and chol with one more axis where they are matrices."""
+    vector = unwrap(offset).shape
+    expected = (*vector, *vector[2:]) if is_full else vector
+    shapes = unwrap(gain).shape, unwrap(chol).shape
+    if len(vector) != 3 or shapes != (expected, expected):
+        axes = "[sequence, time - 1, state" + (", state]" if is_full else "]")
+        raise ValueError(
+            f"Free steps with is_full={is_full} need gain and chol {axes} and an offset [sequence, time - 1, state], but got the "
+            f"shapes {shapes[0]}, {shapes[1]} and {vector}. Matrices need is_full=True."
+        )
 
 
 def free_steps_from(local: AbstractLocal, model: GPSSM, windows: Window, is_full: bool = False) -> FreeSteps:
