@@ -27,7 +27,7 @@ from typer.main import get_command
 
 import gpssm
 from gpssm import cli, config
-from gpssm.fit import check_fits_together
+from gpssm.agreement import check_fits_together
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -123,7 +123,7 @@ def without_steps(data, model=None, posterior=None, *, key, scaling=None, settin
             STARTS[asked] = gpssm.initialise(data, key=key, scaling=scaling, settings=start)
         model, posterior = STARTS[asked].model, STARTS[asked].posterior
     scaling = scaling or gpssm.Scaling.of(data)
-    check_fits_together(data, model, posterior)
+    check_fits_together(data, scaling, model, posterior)
     history, taken = gpssm.History.empty(model.num_states), dataclasses.asdict(settings or gpssm.FitSettings())
     return gpssm.FitResult(model, posterior, scaling, data, history, gpssm.Status.MAX_STEPS, taken, 0)
 

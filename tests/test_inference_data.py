@@ -93,7 +93,7 @@ def test_outputs_and_noise_come_in_the_users_units(groups, result):
 def test_the_f_that_each_family_goes_on_with_has_the_law_of_its_posterior(data, posterior):
     found = fitted(data, posterior)
     values = groups_of(found, key=jr.key(2), num_samples=NUM_SAMPLES, sequence=0)["posterior"].f.values[0]
-    inputs = gpssm.unwrap(found.model).transition.inducing_inputs.reshape(-1, 2)
+    inputs = np.asarray(gpssm.unwrap(found.model).transition.inducing_inputs).reshape(-1, 2)
     mean, variance = transition_moments(found, inputs)
     assert np.abs((values.mean(0) - mean) / np.sqrt(variance / NUM_SAMPLES)).max() < 4.5
 
