@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import gpssm
 from gpssm import GPSSMForecaster
 
-TINY = {"state_dim": 1, "free_run": 0, "num_inducing": 4, "num_steps": 2, "num_samples": 2, "num_forecast_samples": 30}
+TINY = {"state_dim": 1, "num_inducing": 4, "free_run": 0, "num_steps": 2, "num_samples": 2, "num_forecast_samples": 30}
 DO_NOT_APPLY = {
     "check_methods_subset_invariance": "the first row of X is the next time step, so a part of X is another future",
     "check_methods_sample_order_invariance": "rows have an order: shuffled controls give another trajectory",

@@ -75,7 +75,7 @@ def test_a_finished_run_holds_what_its_docstring_says(finished):
     assert len(table) == 4
     metrics = json.loads((finished.folder / "metrics.json").read_text())
     assert {"rmse", "nlpd", "crps", "coverage90"} <= set(metrics["models"]["gpssm"])
-    assert len(metrics["words"]) == 3
+    assert len(metrics["words"]) == 4
 
 
 def test_two_runs_into_one_folder_are_an_error(finished, data):

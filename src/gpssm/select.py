@@ -307,10 +307,12 @@ def _fit_all(
     def problem(start: StartSettings) -> Problem:
         return Problem(data, *build(data, start, key=key), key=key, scaling=Scaling.of(data))
 
-    around = {
-        name: starts_around(problem(named[name]), settings.num_starts, settings.spread)
-        for name in dict.fromkeys(name for name, _ in labels)
-    }
+    def num_states(name: str) -> int:
+        return 0 if named[name].state_dim == "auto" else int(named[name].state_dim)
+
+    # the most states first: where there are too many for the data, that is told before any work is done for the others
+    names = sorted(dict.fromkeys(name for name, _ in labels), key=num_states, reverse=True)
+    around = {name: starts_around(problem(named[name]), settings.num_starts, settings.spread) for name in names}
 
     def tell(members: list[int], histories: list[History]) -> None:
         bounds = ", ".join(f"{history.bound[-1]:.1f}" for history in histories[:6])

@@ -40,8 +40,8 @@ def select(
 ) -> None:
     """Choose a model on the training part alone, then fit the winner and score it on the rest.
 
-    The end of the training part validates. Options are lists of what to try, in every combination; without any, the
-    state dimension that subspace identification finds and one more are tried, with a linear mean and without.
+    The end of the training part validates. Options are lists of what to try, in every combination; without any, four
+    candidates are tried, from f that starts at the linear model to f that first learns long stretches alone.
     """
     console.check_writable(json, read=(data, config))
     is_begun = resume and selections.is_begun(out)
