@@ -225,7 +225,9 @@ def test_every_verb_and_option_is_documented(verb):
     text, command = section("command-line.md", f"gpssm {verb}"), get_command(cli.app)
     for name in verb.split():
         command = command.commands[name]
-    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")} - {"--help"}
+    options = {
+        name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")
+    } - {"--help"}
     table = set(re.findall(r"`(--[\w-]+)", "\n".join(re.findall(r"^\| `--.*?\|", text, re.M))))
     assert table == options
     assert f"gpssm {verb}" in text
