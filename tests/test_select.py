@@ -13,7 +13,7 @@ from gpssm import subspace
 from gpssm.fit import FitSettings
 from gpssm.initialise import StartSettings
 from gpssm.result import History
-from gpssm.select import SelectSettings, converged_bound, rank, saturation, select, start_grid
+from gpssm.select import SelectSettings, _is_left_behind, converged_bound, rank, saturation, select, start_grid
 
 FIT = FitSettings(num_steps=6, num_samples=2, block_steps=3)
 SETTINGS = SelectSettings(horizon=3, stride=3, ensemble_size=2, num_samples=20)
@@ -174,3 +174,12 @@ def test_a_grid_names_what_differs():
     grid = start_grid(BASE, mean=["linear", "zero"], state_dim=[1, 2], kernel=["se"])
     assert list(grid)[:2] == ["mean=linear, state_dim=1", "mean=linear, state_dim=2"]
     assert grid["mean=zero, state_dim=2"].num_inducing == 4
+
+
+def test_a_fit_whose_bound_lies_far_below_is_left_behind(selection):
+    def lowered(nats_an_observation: float):
+        result = selection.result
+        bound = result.history.bound - 48 * nats_an_observation
+        return dataclasses.replace(result, history=dataclasses.replace(result.history, bound=bound))
+
+    assert list(_is_left_behind([lowered(2.0), lowered(0.0), lowered(0.5), lowered(np.nan)])) == [True, False, False, True]

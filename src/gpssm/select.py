@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax.random as jr
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
@@ -37,6 +37,7 @@ Say = Callable[[str], None]
 Build = Callable[..., tuple[GPSSM, AbstractPosterior]]  # (data, start, *, key)
 SCORES = ("nlpd", "rmse", "crps")
 EVALUATION = 2**31 - 2  # folded into the key
+LEFT_BEHIND = 1.0
 
 
 @dataclass(frozen=True)
@@ -426,7 +427,22 @@ def _table(
             "seconds": [float(np.sum(result.history.seconds)) for result in results],
         }
     )
-    return table.sort_values(settings.by, ascending=settings.by != "bound", kind="stable")
+    in_order = table.sort_values(settings.by, ascending=settings.by != "bound", kind="stable")
+    is_left = pd.Series(_is_left_behind(results)).loc[in_order.index]
+    return pd.concat([in_order[~is_left], in_order[is_left]])
+
+
+def _is_left_behind(results: Sequence[FitResult]) -> Bool[np.ndarray, " fit"]:
+    """Which fits have not come anywhere: their bound lies more than `LEFT_BEHIND` nats an observation below the best.
+
+    Their forecasts may do well on a few rows by accident, and nothing they have learnt is to be had when they are made again.
+    """
+    bounds = np.array([converged_bound(result.history) for result in results])
+    is_bound = np.array([result.posterior.is_lower_bound for result in results])
+    counts = np.array([sum(int((~np.isnan(a)).sum()) for a in result.data.outputs) for result in results])
+    if not np.isfinite(bounds[is_bound]).any():
+        return np.zeros(len(results), bool)
+    return is_bound & ~(bounds > np.nanmax(bounds[is_bound]) - LEFT_BEHIND * counts)
 
 
 def _bound_weights(table: pd.DataFrame, order: Sequence[int]) -> np.ndarray:
