@@ -58,8 +58,9 @@ def stretches(data: Dataset, start: Start, num_rows: int) -> tuple[Dataset, GPSS
             controls.append(c[piece])
             means.append(states[first])
             chols.append(np.linalg.cholesky(covariances[first] + SMALL * identity))
-    names = {"output_names": data.output_names, "control_names": data.control_names}
-    cut = Dataset.from_arrays(outputs, controls if data.num_controls else None, **names)
+    cut = Dataset.from_arrays(
+        outputs, controls if data.num_controls else None, output_names=data.output_names, control_names=data.control_names
+    )
     model, is_node = start.model, lambda leaf: isinstance(leaf, Positive)
     if is_node(noise := model.emission.chol_noise):  # type: ignore[attr-defined]
         model = eqx.tree_at(
@@ -149,9 +150,9 @@ def linearised(
         spread = chol @ chol.T + (gain * variance[None]) @ gain.T
         return gain @ slope, offset + gain @ (mean - slope @ state), jnp.linalg.cholesky(spread)
 
-    tables = unwrap((steps.gain, steps.offset, steps.chol))
-    rows = tables[1].shape[1]
-    gain, offset, chol = jax.vmap(jax.vmap(one))(*tables, states[:, :rows], controls[:, :rows])
+    gains, offsets, chols = unwrap((steps.gain, steps.offset, steps.chol))
+    rows = offsets.shape[1]
+    gain, offset, chol = jax.vmap(jax.vmap(one))(gains, offsets, chols, states[:, :rows], controls[:, :rows])
     if num_states == 1:  # the same, with less to compute
         gain, chol = gain[..., 0], chol[..., 0]
     return FreeSteps(steps.initial_mean, steps.initial_chol, gain, offset, chol, num_states > 1)

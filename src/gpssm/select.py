@@ -428,8 +428,8 @@ def _table(
         }
     )
     in_order = table.sort_values(settings.by, ascending=settings.by != "bound", kind="stable")
-    is_left = pd.Series(_is_left_behind(results)).loc[in_order.index]
-    return pd.concat([in_order[~is_left], in_order[is_left]])
+    is_left = _is_left_behind(results)
+    return in_order.loc[sorted(in_order.index, key=lambda i: bool(is_left[i]))]
 
 
 def _is_left_behind(results: Sequence[FitResult]) -> Bool[np.ndarray, " fit"]:

@@ -260,8 +260,8 @@ def _padded_windows(windows: Window, longest: int) -> Window:
     def pad(array: jax.Array) -> jax.Array:
         return jnp.pad(array, ((0, 0), (0, short), *[(0, 0)] * (array.ndim - 2)))
 
-    arrays = (pad(a) for a in (windows.outputs, windows.is_observed, windows.controls, windows.is_real))
-    return Window(*arrays, windows.sequence, windows.start)
+    outputs, is_observed, controls = pad(windows.outputs), pad(windows.is_observed), pad(windows.controls)
+    return Window(outputs, is_observed, controls, pad(windows.is_real), windows.sequence, windows.start)
 
 
 def _tables(posterior: Any) -> tuple:

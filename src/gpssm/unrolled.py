@@ -101,11 +101,11 @@ def _apply(equation: Any, operands: list[Entries]) -> list[Entries]:
     if name == "stack":
         return [np.stack(operands, axis=params["axis"])]
     if name == "dot_general":
-        return [_dot(*operands, *params["dimension_numbers"])]
+        return [_dot(operands[0], operands[1], *params["dimension_numbers"])]
     if name == "cholesky":
         return [_cholesky(operands[0])]
     if name == "pad":
-        return [_pad(*operands, params["padding_config"])]
+        return [_pad(operands[0], operands[1], params["padding_config"])]
     if name == "platform_index":  # where platforms differ, what serves all of them
         return [_constants(np.int32(next(i for i, names in enumerate(params["platforms"]) if names is None)))]
     if name == "cond" and isinstance(operands[0][()], np.generic):

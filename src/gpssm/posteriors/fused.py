@@ -7,7 +7,7 @@ of K(Z, Z) and, where f is drawn as a function, sines and cosines.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import equinox as eqx
 import jax
@@ -26,6 +26,7 @@ from gpssm.posteriors.fused_walk import Arrays, Sizes, walk_on_chip
 from gpssm.posteriors.local import LocalSteps, Step
 from gpssm.unrolled import can_unroll, unroll
 
+FusedDraw: TypeAlias = DrawGivenInducing | MarginalDraw | PathwiseDraw
 MOST_INDUCING = 256  # beyond it, the loop over the factor's tiles would be too long a program
 MOST_SCALARS = 512  # hyperparameters and the like, which every thread holds
 
@@ -42,7 +43,7 @@ fused_chain = chain_of_walk(fused)
 
 def fused_applies(draw: AbstractDraw, propose: Propose, steps: LocalSteps, model: GPSSM, window: Window) -> bool:
     """Whether the draw is one that `fused` knows, and everything else can be taken apart into scalars."""
-    if not isinstance(draw, DrawGivenInducing | MarginalDraw | PathwiseDraw):
+    if not isinstance(draw, FusedDraw):
         return False
     if isinstance(draw, PathwiseDraw) and not all(isinstance(part, FourierFeatures) for part in draw.features):
         return False
@@ -52,8 +53,8 @@ def fused_applies(draw: AbstractDraw, propose: Propose, steps: LocalSteps, model
     step = jax.eval_shape(lambda: steps.resolve(jax.tree.map(lambda leaf: leaf[0], steps.scanned)))
     dtype = model.process_scale.dtype
     state, point, step = jnp.zeros(model.num_states, dtype), jnp.zeros(num_inputs, dtype), _zeros(step)
-    kernels = ((_covariance, kernel, point, point) for kernel in draw.basis.kernels)
-    rest = ((_mean, draw.mean, point), (_finish(propose, draw), *_facts(draw, state), state, step, state, state))
+    kernels: Any = ((_covariance, kernel, point, point) for kernel in draw.basis.kernels)
+    rest: Any = ((_mean, draw.mean, point), (_finish(propose, draw), *_facts(draw, state), state, step, state, state))
     return all(can_unroll(*call) for call in (*kernels, *rest))
 
 
@@ -63,7 +64,7 @@ class Entrywise(NamedTuple):
     covariances: tuple  # one a group: of the kernel's parameters, two points
     mean: Any  # of the mean's parameters, a point
     finish: Any  # of what is known of f, the state, the step, the process scale and noise: the next state and the divergence
-    num_parameters: tuple[tuple[int, ...], ...]  # of every leaf, for each kernel and the mean
+    num_parameters: tuple[tuple[tuple[int, ...], ...], ...]  # shapes, of every leaf, for each kernel and the mean
 
 
 class Facts(NamedTuple):
@@ -109,7 +110,7 @@ def _finish(propose: Propose, draw: AbstractDraw) -> Any:
     return finish
 
 
-def _facts(draw: AbstractDraw, state: Float[Array, " state"]) -> Facts:
+def _facts(draw: FusedDraw, state: Float[Array, " state"]) -> Facts:
     """Facts of the right shapes, to trace with."""
     groups = jnp.zeros(len(draw.basis.kernels), state.dtype)
     none = jnp.zeros(0, state.dtype)
@@ -119,7 +120,7 @@ def _facts(draw: AbstractDraw, state: Float[Array, " state"]) -> Facts:
 
 
 def _entrywise(propose: Propose, laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Entrywise:
-    draw, step = laws.draw, _zeros(jax.tree.map(lambda leaf: leaf[0], inputs.step))
+    draw, step = cast(FusedDraw, laws.draw), _zeros(jax.tree.map(lambda leaf: leaf[0], inputs.step))
     state = jnp.zeros(first.shape, first.dtype)
     point = jnp.zeros(draw.basis.inducing_inputs.shape[-1], first.dtype)
     covariances = tuple(unroll(_covariance, kernel, point, point) for kernel in draw.basis.kernels)
@@ -129,7 +130,7 @@ def _entrywise(propose: Propose, laws: Laws, first: Float[Array, " state"], inpu
 
 
 def _sizes(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Sizes:
-    draw = laws.draw
+    draw = cast(FusedDraw, laws.draw)
     groups, inducing, num_inputs = draw.basis.inducing_inputs.shape
     kind = {DrawGivenInducing: "given", MarginalDraw: "marginal", PathwiseDraw: "pathwise"}[type(draw)]
     frequencies = len(draw.features[0].frequencies) if isinstance(draw, PathwiseDraw) else 0
@@ -140,7 +141,8 @@ def _sizes(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Siz
 
 def _arrays(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Arrays:
     """What the kernel reads, unpadded."""
-    draw, basis = laws.draw, laws.draw.basis
+    draw = cast(FusedDraw, laws.draw)
+    basis = draw.basis
     scalars = [*(leaf for part in (*basis.kernels, draw.mean) for leaf in _leaves(part)), laws.process_scale]
     num_steps = len(inputs.is_real)
     columns = [*inputs.step, inputs.control, inputs.is_real[:, None].astype(first.dtype)]
@@ -179,7 +181,7 @@ def _leaves(part: Any) -> list[Array]:
     return [leaf for leaf in jax.tree.leaves(part) if eqx.is_array(leaf)]
 
 
-def _num_scalars(draw: AbstractDraw) -> int:
+def _num_scalars(draw: FusedDraw) -> int:
     return sum(leaf.size for part in (*draw.basis.kernels, draw.mean) for leaf in _leaves(part))
 
 

@@ -73,7 +73,7 @@ def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Ar
 
     def kernel(*references: Any) -> None:
         *ins, out, board = references
-        named = [None] * len(padded)
+        named: list[Any] = [None] * len(padded)
         for index, reference in zip(present, ins, strict=True):
             named[index] = reference
         _walk(entrywise, layout, Arrays(*named), out, board)
@@ -172,7 +172,7 @@ def _taken(scalars: Any, shape: tuple[int, ...]) -> Entries:
 
 
 def _facts(
-    entrywise: Any, layout: Layout, arrays: Arrays, board: Any, parameters: list[list[Entries]], point: Entries
+    entrywise: Any, layout: Layout, arrays: Any, board: Any, parameters: list[list[Entries]], point: Entries
 ) -> list[Entries]:
     """What `finish` must know of f at `point`, in the order of its arguments."""
     sizes, variances = layout.sizes, []
@@ -220,7 +220,7 @@ def _multiplied(matrix: Any, board: Any, slot: int, layout: Layout, is_triangula
     return tiles
 
 
-def _residual_waves(layout: Layout, arrays: Arrays, board: Any, point: Entries) -> list[Array]:
+def _residual_waves(layout: Layout, arrays: Any, board: Any, point: Entries) -> list[Array]:
     """Cosines and sines [group, frequency], less what the inducing inputs explain of them."""
     angles = functools.reduce(jnp.add, [arrays.frequencies[:, axis, :] * x for axis, x in enumerate(point)])
     amplitudes = arrays.amplitudes[...]
