@@ -101,6 +101,42 @@ def test_moments_of_states_and_of_the_next_output_are_kalmans():
     np.testing.assert_allclose(covariances, spread, rtol=0.1, atol=0.02)
 
 
+def test_particles_that_lose_the_state_find_it_again():
+    """An output that shows the slow state through a faster one, with a zero outside the unit circle: each step of the particles
+    looks likely, and their error grows with the zero."""
+    slow = oracles.LinearGaussian(
+        np.array([[0.9, 1.0], [0.0, 0.5]]),
+        np.diag([1e-6, 0.25]),
+        np.array([[1.0, -2.0]]),
+        np.array([[1e-6]]),
+        np.zeros(2),
+        np.diag([1e-6, 0.25]),
+        np.zeros(1),
+    )
+    _, outputs = oracles.simulate_linear_gaussian(np.random.default_rng(4), slow, 60)
+    exact = oracles.kalman_filter(slow, outputs)
+    transition = SparseGP(
+        SquaredExponential(np.ones(2), 1e-12), LinearMean(slow.transition_matrix, np.zeros(2)), np.eye(2)[:1], 2
+    )
+    emission = LinearGaussian(slow.emission_matrix, np.zeros(1), np.array([1e-3]))
+    model = GPSSM(transition, emission, np.array([1e-3, 0.5]), initial_chol=np.diag([1e-3, 0.5]))
+    data = Dataset.from_arrays(outputs)
+    result = FitResult(
+        model,
+        VCDT(InducingPosterior.prior(2, 1), FilteringSteps()),
+        Scaling.identity(1, 0),
+        Dataset.from_arrays(outputs[::-1].copy()),
+        History.empty(2),
+        Status.MAX_STEPS,
+        {},
+        0,
+    )
+    one = filter(result, data, key=jr.key(0), num_particles=200)[0]
+    error = np.abs(one.means - exact.means).max(axis=1)
+    assert np.median(error) < 0.5
+    assert error.max() < 10  # left to themselves, they end more than a thousand away
+
+
 def test_rows_without_outputs_have_no_evidence_and_every_row_is_weighted_to_one():
     one = filtered()[0]
     np.testing.assert_allclose(one.log_densities[5:9], 0.0, atol=1e-12)
