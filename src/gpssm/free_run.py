@@ -79,15 +79,14 @@ def posterior_after(
         return family(inducing, FilteringSteps())
     if settings.local == "amortised":  # the network is still to learn its steps
         return eqx.tree_at(lambda p: p.inducing, start.posterior, inducing)
-    if settings.local == "prior":
+    if settings.local == "prior" or settings.posterior in PRIOR_ONLY:
         return family(inducing, PriorSteps(steps.initial_mean, steps.initial_chol))
-    states = mean_path(steps, model, inducing, windows)
-    posterior: Any = posterior_for(settings.posterior, model, inducing, steps, states, windows.controls)
-    if settings.cut_every is None:
-        return posterior
-    local = posterior.local
-    cut = FreeSteps(local.initial_mean, local.initial_chol, local.gain, local.offset, local.chol, cut_every=settings.cut_every)
-    return eqx.tree_at(lambda p: p.local, posterior, cut)
+    if settings.posterior == "factorised-linear":
+        steps = linearised(steps, model, inducing, mean_path(steps, model, inducing, windows), windows.controls)
+    if settings.cut_every is not None:
+        tables = (steps.initial_mean, steps.initial_chol, steps.gain, steps.offset, steps.chol)
+        steps = FreeSteps(*tables, cut_every=settings.cut_every)
+    return family(inducing, steps)
 
 
 def mean_path(
