@@ -101,26 +101,6 @@ def mean_path(
     return jax.vmap(lambda window: posterior.rollout(plain, window, noise, chain).states)(windows)
 
 
-def posterior_for(
-    method: str,
-    model: GPSSM,
-    inducing: InducingPosterior,
-    steps: FreeSteps,
-    states: Float[Array, "sequence time state"],
-    controls: Float[Array, "sequence time control"],
-) -> AbstractPosterior:
-    """The family of that name at the place where q(u) and steps through f stand.
-
-    Families that move as the prior keep q(u) and q(x_1); the one that is linear in the state gets f replaced by its tangent at
-    `states`.
-    """
-    family: Any = FAMILIES[method]
-    if method in PRIOR_ONLY:
-        return family(inducing, PriorSteps(steps.initial_mean, steps.initial_chol))
-    local = linearised(steps, model, inducing, states, controls) if method == "factorised-linear" else steps
-    return family(inducing, local)
-
-
 def linearised(
     steps: FreeSteps,
     model: GPSSM,

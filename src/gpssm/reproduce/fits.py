@@ -13,16 +13,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
 from gpssm.fit import FitSettings
-from gpssm.free_run import posterior_for
+from gpssm.free_run import linearised
 from gpssm.gp import InducingPosterior, marginal_moments
-from gpssm.initialise import inducing_given_states
+from gpssm.initialise import FAMILIES, PRIOR_ONLY, inducing_given_states
 from gpssm.model import GPSSM
 from gpssm.params import Positive, unwrap
+from gpssm.posteriors import AbstractPosterior, FreeSteps, PriorSteps
 from gpssm.predict import posterior_states
 from gpssm.reproduce.results import Say
 from gpssm.result import FitResult, History, Status
@@ -77,6 +78,26 @@ def _best(results: Sequence[FitResult]) -> Best:
     chosen = int(np.argmax(np.nan_to_num(bounds, nan=-np.inf)))
     seconds = float(sum(result.history.seconds.sum() for result in results))
     return Best(results[chosen], chosen, float(bounds[chosen]), tuple(float(b) for b in bounds), seconds)
+
+
+def posterior_for(
+    method: str,
+    model: GPSSM,
+    inducing: InducingPosterior,
+    steps: FreeSteps,
+    states: Float[Array, "sequence time state"],
+    controls: Float[Array, "sequence time control"],
+) -> AbstractPosterior:
+    """The family of that name at the place where q(u) and steps through f stand.
+
+    Families that move as the prior keep q(u) and q(x_1); the one that is linear in the state gets f replaced by its tangent at
+    `states`.
+    """
+    family: Any = FAMILIES[method]
+    if method in PRIOR_ONLY:
+        return family(inducing, PriorSteps(steps.initial_mean, steps.initial_chol))
+    local = linearised(steps, model, inducing, states, controls) if method == "factorised-linear" else steps
+    return family(inducing, local)
 
 
 def with_residual_noise(
