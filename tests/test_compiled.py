@@ -202,6 +202,9 @@ def test_compiled_chain_maps_over_problems():
     [
         Problem(VCDT, Matern, 2, 1, 5, 2, (4, 3), is_full=True, is_shared=False),
         slow(Problem(FactorisedNonlinear, RationalQuadratic, 1, 0, 3, 2, (4, 3))),
+        Problem(FactorisedNonlinear, SquaredExponential, 3, 0, 3, 1, (3,)),
+        Problem(VCDT, SquaredExponential, 2, 1, 130, 1, (3,), is_shared=False),
+        slow(Problem(pathwise, SquaredExponential, 2, 1, 130, 1, (3,), is_shared=False)),
         Problem(pathwise, SquaredExponential, 2, 1, 3, 2, (4, 3)),
     ],
     ids=str,
@@ -210,5 +213,5 @@ def test_fused_chain_agrees_with_the_plain_one(problem):
     """Through the interpreter of its kernel, which is slow: tiny shapes."""
     reference = bound_and_gradient(problem, "plain")
     assert_agree(bound_and_gradient(problem, "fused"), reference, 1e-10, 1e-8)
-    if problem.family is pathwise:
+    if problem.family is pathwise and problem.num_inducing < 100:  # beyond, float32 costs the plain chain as many digits
         assert_agree(bound_and_gradient(problem, "fused", jnp.float32), in_float32(problem, reference), 1e-5, 1e-4)

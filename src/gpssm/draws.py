@@ -45,36 +45,48 @@ class AbstractDraw(eqx.Module):
         """What f is at `point`; `noise` is standard normal, for draws that commit themselves to a value."""
 
 
-class MarginalDraw(AbstractDraw):
+class AbstractForgetfulDraw(AbstractDraw):
+    """A draw without memory or noise, made of the projections of groups that know nothing of each other."""
+
+    basis: eqx.AbstractVar[InducingBasis]
+    mean: eqx.AbstractVar[AbstractMean]
+
+    def memory(self) -> None:
+        return None
+
+    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
+        points = jnp.broadcast_to(point, (len(self.basis.kernels), len(point)))
+        return self.at(self.mean(point), points), None
+
+    @abstractmethod
+    def at(self, prior_mean: Float[Array, " state"], points: Float[Array, "group input"]) -> Moments:
+        """What f is, where the prior mean is this and each group is asked at a point of its own."""
+
+
+class MarginalDraw(AbstractForgetfulDraw):
     """q(f(x)), independent from call to call: a sequence of these does not come from one function."""
 
     basis: InducingBasis
     mean: AbstractMean
     inducing: InducingPosterior
 
-    def memory(self) -> None:
-        return None
-
-    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
-        mean, variance = marginal_moments(self.basis.project(point), self.mean(point), self.inducing)
-        return Moments(mean, variance, mean), None
+    def at(self, prior_mean: Float[Array, " state"], points: Float[Array, "group input"]) -> Moments:
+        mean, variance = marginal_moments(self.basis.project(points), prior_mean, self.inducing)
+        return Moments(mean, variance, mean)
 
 
-class DrawGivenInducing(AbstractDraw):
+class DrawGivenInducing(AbstractForgetfulDraw):
     """p(f(x) | v) for one v: consistent along the trajectory as far as v determines f."""
 
     basis: InducingBasis
     mean: AbstractMean
     values: Float[Array, "state inducing"]
 
-    def memory(self) -> None:
-        return None
-
-    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
-        projection = self.basis.project(point)
-        mean = self.mean(point) + jnp.sum(projection.weights * self.values, axis=-1)
+    def at(self, prior_mean: Float[Array, " state"], points: Float[Array, "group input"]) -> Moments:
+        projection = self.basis.project(points)
+        mean = prior_mean + jnp.sum(projection.weights * self.values, axis=-1)
         variance = jnp.broadcast_to(projection.residual_variance, mean.shape)
-        return Moments(mean, variance, mean), None
+        return Moments(mean, variance, mean)
 
 
 class FreshDraw(AbstractDraw):
@@ -90,7 +102,7 @@ class FreshDraw(AbstractDraw):
         return moments._replace(value=moments.mean + jnp.sqrt(moments.variance) * noise), None
 
 
-class PathwiseDraw(AbstractDraw):
+class PathwiseDraw(AbstractForgetfulDraw):
     """A whole function from q(f), by Matheron's rule with the variance put right.
 
         f(x) = m(x) + a(x) . v + s(x) psi(x) . w,      psi(x) = phi(x) - a(x) L^{-1} phi(Z),      w ~ N(0, I)
@@ -109,18 +121,15 @@ class PathwiseDraw(AbstractDraw):
     values: Float[Array, "state inducing"]
     weights: Float[Array, "state feature"]
 
-    def memory(self) -> None:
-        return None
-
-    def ask(self, memory: None, point: Float[Array, " input"], noise: Float[Array, " state"]) -> tuple[Moments, None]:
-        projection = self.basis.project(point)
-        waves = over_groups(lambda feature: _padded(feature(point), self.weights.shape[1]), self.features)
+    def at(self, prior_mean: Float[Array, " state"], points: Float[Array, "group input"]) -> Moments:
+        projection = self.basis.project(points)
+        waves = over_groups(lambda feature, point: _padded(feature(point), self.weights.shape[1]), self.features, points)
         residual_waves = waves - jnp.einsum("gm,gmf->gf", projection.weights, self.at_inducing)
         power = jnp.sum(residual_waves**2, axis=-1)
         scale = jnp.sqrt(projection.residual_variance / jnp.maximum(power, projection.residual_variance * 1e-6))
-        value = self.mean(point) + jnp.sum(projection.weights * self.values, axis=-1)
+        value = prior_mean + jnp.sum(projection.weights * self.values, axis=-1)
         value = value + jnp.sum(scale[:, None] * residual_waves * self.weights, axis=-1)
-        return Moments(value, jnp.zeros_like(value), value), None
+        return Moments(value, jnp.zeros_like(value), value)
 
 
 class ExactMemory(NamedTuple):

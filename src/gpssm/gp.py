@@ -67,13 +67,17 @@ class InducingBasis(eqx.Module):
     whitener: Float[Array, "group inducing inducing"]  # the inverse of chol
     jitter: Float[Array, " group"]  # what was added to the diagonal of K(Z, Z)
 
-    def project(self, point: Float[Array, " input"]) -> Projection:
-        """a(x) = L^{-1} k(Z, x) and k(x, x) - |a(x)|², which rounding may not push below zero."""
+    def project(self, point: Float[Array, "*group input"]) -> Projection:
+        """a(x) = L^{-1} k(Z, x) and k(x, x) - |a(x)|², which rounding may not push below zero.
 
-        def covariances(kernel: AbstractKernel, inputs: Array) -> tuple[Array, Array]:
+        `point` is one for all groups, or one for each.
+        """
+
+        def covariances(kernel: AbstractKernel, inputs: Array, point: Array) -> tuple[Array, Array]:
             return jax.vmap(lambda z: kernel(z, point))(inputs), kernel(point, point)
 
-        cross, prior_variance = over_groups(covariances, self.kernels, self.inducing_inputs)
+        points = jnp.broadcast_to(point, (len(self.kernels), point.shape[-1]))
+        cross, prior_variance = over_groups(covariances, self.kernels, self.inducing_inputs, points)
         weights = jnp.einsum("gmn,gn->gm", self.whitener, cross)
         smallest = jnp.finfo(point.dtype).eps * prior_variance
         return Projection(weights, jnp.maximum(prior_variance - jnp.sum(weights**2, axis=-1), smallest))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from gpssm.data import Window
-from gpssm.draws import AbstractDraw
+from gpssm.draws import AbstractDraw, AbstractForgetfulDraw, Moments
 from gpssm.linalg import matvec
 from gpssm.model import GPSSM
 from gpssm.posteriors.chain import Chain, Noise, Propose, Rollout, initial_kl
@@ -80,6 +80,13 @@ def advance(
 ) -> tuple[Float[Array, " state"], Float[Array, ""]]:
     """One step of the chain: the next state, and the divergence of the transition; nothing moves in the padding."""
     moments, _ = laws.draw.ask(None, jnp.concatenate([state, inputs.control]), inputs.noise_function)
+    return _moved(propose, laws, inputs, state, moments)
+
+
+def _moved(
+    propose: Propose, laws: Laws, inputs: StepInputs, state: Float[Array, " state"], moments: Moments
+) -> tuple[Float[Array, " state"], Float[Array, ""]]:
+    """One step, when it is known what f is at the state."""
     proposal = propose(state, moments, inputs.step, laws.process_scale)
     moved = proposal.mean + matvec(proposal.chol, inputs.noise_state)
     return jnp.where(inputs.is_real, moved, state), jnp.where(inputs.is_real, proposal.kl, 0.0)
@@ -155,11 +162,37 @@ def _slopes(
     propose: Propose, laws: Laws, state: Float[Array, " state"], inputs: StepInputs
 ) -> tuple[Float[Array, "state state"], Float[Array, " state"]]:
     """How the next state and the divergence of one step change with the state: [into, from] and [from]."""
+    moments, slopes = _moments_and_slopes(laws.draw, state, inputs)
 
-    def along(direction: Array) -> tuple[Array, Array]:
-        return jax.jvp(lambda state: advance(propose, laws, state, inputs), (state,), (direction,))[1]
+    def along(direction: Array, change: Moments) -> tuple[Array, Array]:
+        moving = lambda state, moments: _moved(propose, laws, inputs, state, moments)  # noqa: E731
+        return jax.jvp(moving, (state, moments), (direction, change))[1]
 
-    return jax.vmap(along, out_axes=(1, 0))(jnp.eye(len(state), dtype=state.dtype))
+    return jax.vmap(along, in_axes=(0, 1), out_axes=(1, 0))(jnp.eye(len(state), dtype=state.dtype), slopes)
+
+
+def _moments_and_slopes(draw: AbstractDraw, state: Float[Array, " state"], inputs: StepInputs) -> tuple[Moments, Moments]:
+    """What f is at the state, and how that changes with it: [of, with] for each of the moments.
+
+    Where every state has a group of its own, its moments change with the point of that group alone. So one sweep backwards
+    answers for all groups, whatever the number of states; a sweep forwards is needed for every state.
+    """
+
+    def asked(state: Array) -> Moments:
+        return draw.ask(None, jnp.concatenate([state, inputs.control]), inputs.noise_function)[0]
+
+    if not isinstance(draw, AbstractForgetfulDraw) or len(draw.basis.kernels) < len(state):
+        return asked(state), jax.jacfwd(asked)(state)
+
+    def prior_mean(state: Array) -> Array:
+        return draw.mean(jnp.concatenate([state, inputs.control]))
+
+    points = jnp.broadcast_to(jnp.concatenate([state, inputs.control]), (len(state), draw.basis.inducing_inputs.shape[-1]))
+    moments, pull = jax.vjp(lambda points: draw.at(prior_mean(state), points), points)
+    nothing, everything = jnp.zeros_like(state), jnp.ones_like(state)
+    parts = [pull(Moments(*(everything if name == field else nothing for name in Moments._fields)))[0] for field in Moments._fields]
+    slopes, prior = Moments(*(part[:, : len(state)] for part in parts)), jax.jacfwd(prior_mean)(state)
+    return moments, slopes._replace(mean=slopes.mean + prior, value=slopes.value + prior)
 
 
 def _solve_backwards(jacobians: Float[Array, "step state state"], own: Float[Array, "time state"]) -> Float[Array, "time state"]:

@@ -133,10 +133,10 @@ def _sizes(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Siz
     draw = cast(FusedDraw, laws.draw)
     groups, inducing, num_inputs = draw.basis.inducing_inputs.shape
     kind = {DrawGivenInducing: "given", MarginalDraw: "marginal", PathwiseDraw: "pathwise"}[type(draw)]
-    frequencies = len(draw.features[0].frequencies) if isinstance(draw, PathwiseDraw) else 0
+    features = draw.weights.shape[-1] if isinstance(draw, PathwiseDraw) else 0
     step_shapes = tuple(leaf.shape[1:] for leaf in inputs.step)
     steps = len(inputs.is_real)
-    return Sizes(kind, steps, len(first), groups, inducing, num_inputs, frequencies, step_shapes, first.dtype)
+    return Sizes(kind, steps, len(first), groups, inducing, num_inputs, features, step_shapes, first.dtype)
 
 
 def _arrays(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Arrays:
@@ -151,7 +151,7 @@ def _arrays(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Ar
     return Arrays(
         jnp.concatenate([jnp.ravel(leaf).astype(first.dtype) for leaf in scalars]),
         basis.inducing_inputs.transpose(0, 2, 1),
-        basis.whitener.transpose(0, 2, 1),
+        basis.whitener.transpose(2, 0, 1),
         values,
         _explaining(draw, basis) if isinstance(draw, MarginalDraw) else None,
         *(_waves(draw) if isinstance(draw, PathwiseDraw) else (None, None, None, None)),
@@ -161,20 +161,20 @@ def _arrays(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Ar
     )
 
 
-def _explaining(draw: MarginalDraw, basis: InducingBasis) -> Float[Array, "state inducing inducing"]:
+def _explaining(draw: MarginalDraw, basis: InducingBasis) -> Float[Array, "inducing state inducing"]:
     """(chol_dᵀ L^{-1})ᵀ, with which k(Z, x) gives what q(v) adds to the variance."""
     with jax.default_matmul_precision("highest"):
         whitener = jnp.broadcast_to(basis.whitener, draw.inducing.chol.shape)
-        return jnp.einsum("dmn,dmk->dnk", whitener, draw.inducing.chol)
+        return jnp.einsum("dmn,dmk->ndk", whitener, draw.inducing.chol)
 
 
 def _waves(draw: PathwiseDraw) -> tuple[Array, Array, Array, Array]:
-    """Frequencies [group, input, frequency], amplitudes, L^{-1} phi(Z) and weights, cosines and then sines."""
+    """Frequencies [group, input, feature], amplitudes of cosines and sines, L^{-1} phi(Z) [inducing, group, feature], weights."""
     frequencies = jnp.stack([part.frequencies.T for part in draw.features])
     amplitudes = jnp.stack([part.amplitudes for part in draw.features]) / math.sqrt(frequencies.shape[-1])
-    halves = (2, frequencies.shape[-1])
-    at_inducing = draw.at_inducing.reshape(*draw.at_inducing.shape[:2], *halves).transpose(2, 0, 1, 3)
-    return frequencies, amplitudes, at_inducing, draw.weights.reshape(-1, *halves).transpose(1, 0, 2)
+    both, nothing = jnp.concatenate([frequencies, frequencies], axis=-1), jnp.zeros_like(amplitudes)
+    amplitudes = jnp.stack([jnp.concatenate(pair, axis=-1) for pair in ((amplitudes, nothing), (nothing, amplitudes))])
+    return both, amplitudes, draw.at_inducing.transpose(1, 0, 2), draw.weights
 
 
 def _leaves(part: Any) -> list[Array]:

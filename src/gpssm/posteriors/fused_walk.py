@@ -27,13 +27,13 @@ class Arrays(NamedTuple):
 
     scalars: Float[Array, " scalar"]
     inducing_inputs: Float[Array, "group input inducing"]
-    whitener: Float[Array, "group inducing inducing"]  # transposed: [group, column, row]
+    whitener: Float[Array, "inducing group inducing"]  # transposed: [column, group, row]
     values: Float[Array, "state inducing"]
-    explaining: Float[Array, "state inducing inducing"] | None
-    frequencies: Float[Array, "group input frequency"] | None
-    amplitudes: Float[Array, "group frequency"] | None
-    at_inducing: Float[Array, "2 group inducing frequency"] | None
-    weights: Float[Array, "2 state frequency"] | None
+    explaining: Float[Array, "inducing state inducing"] | None
+    frequencies: Float[Array, "group input feature"] | None
+    amplitudes: Float[Array, "2 group feature"] | None  # of a cosine and of a sine, one of which is zero
+    at_inducing: Float[Array, "inducing group feature"] | None
+    weights: Float[Array, "state feature"] | None
     first: Float[Array, " state"]
     given: Float[Array, "step column"]
     noise: Float[Array, "step state"]
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
     groups: int
     inducing: int
     inputs: int
-    frequencies: int
+    features: int
     step_shapes: tuple[tuple[int, ...], ...]
     dtype: Any
 
@@ -57,12 +57,13 @@ class Sizes(NamedTuple):
 class Tiling:
     """How a program divides its work; measured on an H200 (docs/performance-gpu.md)."""
 
-    outputs: int = 64  # rows of the whitener in a tile
-    inputs: int = 32  # columns
+    width: int = 128  # rows of the whitener in a tile
+    height: int = 16  # columns
     num_warps: int = 4
 
 
 TILING = Tiling()
+WARP_BYTES = 512  # that a warp reads at a time
 
 
 def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Array, "step state"], Float[Array, " step"]]:
@@ -72,17 +73,19 @@ def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Ar
     present = [index for index, array in enumerate(padded) if array is not None]
 
     def kernel(*references: Any) -> None:
-        *ins, out, board = references
+        *ins, out, covariances, projections, sums = references
         named: list[Any] = [None] * len(padded)
         for index, reference in zip(present, ins, strict=True):
             named[index] = reference
-        _walk(entrywise, layout, Arrays(*named), out, board)
+        _walk(entrywise, layout, Arrays(*named), out, Boards(covariances, projections, sums))
 
-    out, _ = pl.pallas_call(
+    out, *_ = pl.pallas_call(
         kernel,
         out_shape=(
             jax.ShapeDtypeStruct((sizes.steps, sizes.states + 1), sizes.dtype),
-            jax.ShapeDtypeStruct((2, layout.groups, layout.inducing), sizes.dtype),
+            jax.ShapeDtypeStruct(layout.board(layout.width), sizes.dtype),
+            jax.ShapeDtypeStruct(layout.board(layout.features), sizes.dtype),
+            jax.ShapeDtypeStruct((4, max(layout.groups, layout.states)), sizes.dtype),
         ),
         interpret=layout.is_interpreted,
         compiler_params=triton.CompilerParams(num_warps=TILING.num_warps, num_stages=1),
@@ -91,59 +94,86 @@ def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Ar
     return out[:, :-1], out[:, -1]
 
 
+class Boards(NamedTuple):
+    """The program's own memory."""
+
+    covariances: Any  # [group, fold, inducing input]
+    projections: Any
+    sums: Any  # [fact, group or state]
+
+
 class Layout(NamedTuple):
     """Sizes in whole tiles; Triton's are powers of two."""
 
     sizes: Sizes
-    tile_outputs: int
-    tile_inputs: int
     groups: int
     states: int
     inducing: int
-    frequencies: int
+    features: int
+    width: int  # rows of the whitener in a tile
+    height: int  # columns
     is_interpreted: bool
+
+    def folds(self, width: int) -> int:
+        """Into how many parts the inputs of a product are cut, so that its outputs times the parts occupy a warp."""
+        return min(max(1, WARP_BYTES // (width * self.sizes.dtype.itemsize)), self.inducing)
+
+    def board(self, width: int) -> tuple[int, int, int]:
+        """The shape of what is handed to a product."""
+        folds = self.folds(width)
+        return self.groups, folds, self.inducing // folds
 
 
 def _layout(tiling: Tiling, sizes: Sizes) -> Layout:
     inducing = max(16, pl.next_power_of_2(sizes.inducing))
     return Layout(
         sizes,
-        min(tiling.outputs, inducing),
-        min(tiling.inputs, inducing),
         pl.next_power_of_2(sizes.groups),
         pl.next_power_of_2(sizes.states),
         inducing,
-        max(16, pl.next_power_of_2(max(1, sizes.frequencies))),
+        max(16, pl.next_power_of_2(max(1, sizes.features))),
+        min(tiling.width, inducing),
+        tiling.height,
         jax.default_backend() == "cpu",
     )
 
 
 def _padded(arrays: Arrays, layout: Layout) -> Arrays:
-    """Zeros up to whole tiles: they add nothing to any sum."""
-    groups, states, inducing, frequencies = layout.groups, layout.states, layout.inducing, layout.frequencies
+    """Zeros up to whole tiles, which add nothing to any sum, and matrices folded as their products want them."""
+    groups, states, inducing, features = layout.groups, layout.states, layout.inducing, layout.features
 
     def pad(array: Array | None, *shape: int) -> Array | None:
         return None if array is None else jnp.pad(array, [(0, new - old) for new, old in zip(shape, array.shape, strict=True)])
 
+    def folded(matrix: Array | None, rows: int, columns: int) -> Array | None:
+        if matrix is None:
+            return None
+        folds, matrix = layout.folds(min(layout.width, columns)), jnp.pad(
+            matrix, [(0, inducing - len(matrix)), (0, rows - matrix.shape[1]), (0, columns - matrix.shape[2])]
+        )
+        parts = matrix.reshape(folds, inducing // folds, rows, columns)
+        return parts.transpose(1, 2, 0, 3).reshape(inducing // folds, rows * folds, columns)
+
     return arrays._replace(
         inducing_inputs=pad(arrays.inducing_inputs, layout.sizes.groups, layout.sizes.inputs, inducing),
-        whitener=pad(arrays.whitener, groups, inducing, inducing),
+        whitener=folded(arrays.whitener, groups, inducing),
         values=pad(arrays.values, states, inducing),
-        explaining=pad(arrays.explaining, states, inducing, inducing),
-        frequencies=pad(arrays.frequencies, groups, layout.sizes.inputs, frequencies),
-        amplitudes=pad(arrays.amplitudes, groups, frequencies),
-        at_inducing=pad(arrays.at_inducing, 2, groups, inducing, frequencies),
-        weights=pad(arrays.weights, 2, states, frequencies),
+        explaining=folded(arrays.explaining, states, inducing),
+        frequencies=pad(arrays.frequencies, groups, layout.sizes.inputs, features),
+        amplitudes=pad(arrays.amplitudes, 2, groups, features),
+        at_inducing=folded(arrays.at_inducing, groups, features),
+        weights=pad(arrays.weights, states, features),
     )
 
 
-def _walk(entrywise: Any, layout: Layout, arrays: Arrays, out: Any, board: Any) -> None:
+def _walk(entrywise: Any, layout: Layout, arrays: Arrays, out: Any, boards: Boards) -> None:
     """The loop over time; the inputs of a step are read one step ahead, so that nobody waits for them."""
     sizes, zero = layout.sizes, jnp.zeros((), layout.sizes.dtype)
     scalars = iter([arrays.scalars[index] for index in range(arrays.scalars.shape[0])])
     parameters = [[_taken(scalars, shape) for shape in shapes] for shapes in entrywise.num_parameters]
     process_scale = _taken(scalars, (sizes.states,))
-    board[...] = jnp.zeros(board.shape, sizes.dtype)
+    for board in (boards.covariances, boards.projections):
+        board[...] = jnp.zeros(board.shape, sizes.dtype)
 
     def read(index: Any) -> tuple:
         given = [arrays.given[index, column] for column in range(arrays.given.shape[1])]
@@ -155,12 +185,11 @@ def _walk(entrywise: Any, layout: Layout, arrays: Arrays, out: Any, board: Any) 
         step = [_taken(ahead, shape) for shape in sizes.step_shapes]
         control = _taken(ahead, (sizes.inputs - sizes.states,))
         is_real, noise = next(ahead) > 0, _taken(ahead, (sizes.states,))
-        facts = _facts(entrywise, layout, arrays, board, parameters, np.concatenate([state, control]))
+        facts = _facts(entrywise, layout, arrays, boards, parameters, np.concatenate([state, control]))
         moved, divergence = entrywise.finish(*facts, state, *step, process_scale, noise)
         kept = [jnp.where(is_real, new, old) for new, old in zip(moved, state, strict=True)]
         for column, value in enumerate([*kept, jnp.where(is_real, divergence[()], zero)]):
             out[index, column] = value
-        _wait(layout)
         return tuple(kept), later
 
     first = tuple(arrays.first[state] for state in range(sizes.states))
@@ -172,7 +201,7 @@ def _taken(scalars: Any, shape: tuple[int, ...]) -> Entries:
 
 
 def _facts(
-    entrywise: Any, layout: Layout, arrays: Any, board: Any, parameters: list[list[Entries]], point: Entries
+    entrywise: Any, layout: Layout, arrays: Any, boards: Boards, parameters: list[list[Entries]], point: Entries
 ) -> list[Entries]:
     """What `finish` must know of f at `point`, in the order of its arguments."""
     sizes, variances = layout.sizes, []
@@ -182,67 +211,72 @@ def _facts(
         variances.append(variance[()])
         inducing = [arrays.inducing_inputs[group, axis, :] for axis in range(sizes.inputs)]
         [tile] = covariance(*parameters[group], entries(inducing, (sizes.inputs,)), point)
-        board[0, group, :] = jnp.broadcast_to(tile[()], (layout.inducing,))
+        boards.covariances[group, :, :] = jnp.broadcast_to(tile[()], (layout.inducing,)).reshape(boards.covariances.shape[1:])
     _wait(layout)
-    projected = _multiplied(arrays.whitener, board, 0, layout, is_triangular=True)
-    values = [arrays.values[:, _slice(index, layout.tile_outputs)] for index in range(len(projected))]
-    facts = [prior_mean, entries(variances, (sizes.groups,))]
-    facts.append(_totals([tile * value for tile, value in zip(projected, values, strict=True)], sizes.states))
-    facts.append(_totals([tile * tile for tile in projected], sizes.groups))
-    nothing = entries([], (0,))
-    if sizes.kind == "given":
-        return [*facts, nothing, nothing]
+    projected = _multiplied(layout, arrays.whitener, boards.covariances, is_triangular=True)
+    values = [arrays.values[:, _slice(row, layout.width)] for row in range(len(projected))]
+    totals = [
+        (sum(tile * value for tile, value in zip(projected, values, strict=True)), sizes.states),
+        (sum(tile * tile for tile in projected), sizes.groups),
+    ]
     if sizes.kind == "marginal":
-        explained = _multiplied(arrays.explaining, board, 0, layout, is_triangular=False)
-        return [*facts, _totals([tile * tile for tile in explained], sizes.states), nothing]
-    for index, tile in enumerate(projected):
-        board[1, :, _slice(index, layout.tile_outputs)] = tile
+        explained = _multiplied(layout, arrays.explaining, boards.covariances)
+        totals.append((sum(tile * tile for tile in explained), sizes.states))
+    if sizes.kind == "pathwise":
+        _write(boards.projections, projected)
+        _wait(layout)
+        waves = _residual_waves(layout, arrays, boards, point)
+        totals += [(waves * waves, sizes.groups), (waves * arrays.weights[...], sizes.states)]
+    for index, (tile, _) in enumerate(totals):
+        total = jnp.sum(tile, axis=1)
+        boards.sums[index, : len(total)] = total
     _wait(layout)
-    waves = _residual_waves(layout, arrays, board, point)
-    facts.append(_totals([wave * wave for wave in waves], sizes.groups))
-    return [*facts, _totals([wave * arrays.weights[half] for half, wave in enumerate(waves)], sizes.states)]
+    told = [entries([boards.sums[index, i] for i in range(count)], (count,)) for index, (_, count) in enumerate(totals)]
+    nothing = entries([], (0,))
+    return [prior_mean, entries(variances, (sizes.groups,)), *told, *[nothing] * (4 - len(told))]
 
 
-def _multiplied(matrix: Any, board: Any, slot: int, layout: Layout, is_triangular: bool) -> list[Array]:
-    """Tiles [.., output] of the products of matrices [.., input, output] with what is on the board.
+def _multiplied(layout: Layout, matrix: Any, board: Any, is_triangular: bool = False) -> list[Array]:
+    """Tiles [group, output] of the products of matrices [input, group and fold, output] with what is on the board.
 
-    Of a lower triangle, only what is not zero is read.
+    Outputs and folds lie across the lanes of a warp and groups across the warps, so the sum over inputs stays within a thread. Of
+    a lower triangle, only what is not zero is read.
     """
-    outputs, inputs, tiles = layout.tile_outputs, layout.tile_inputs, []
-    for row in range(matrix.shape[2] // outputs):
-        total = jnp.zeros((matrix.shape[0], inputs, outputs), layout.sizes.dtype)
-        for column in range(-(-layout.sizes.inducing // inputs)):
-            if is_triangular and column * inputs >= (row + 1) * outputs:
-                break
-            vector = board[slot, :, _slice(column, inputs)]
-            total += matrix[:, _slice(column, inputs), _slice(row, outputs)] * vector[:, :, None]
-        tiles.append(jnp.sum(total, axis=1))
-    return tiles
+    products, columns = [], matrix.shape[2]
+    width, (_, folds, length) = min(layout.width, columns), board.shape
+    groups, height = matrix.shape[1] // folds, min(layout.height, length)
+    for row in range(columns // width):
+        end = min(length, (row + 1) * width if is_triangular and folds == 1 else length, layout.sizes.inducing)
+        parts = []
+        for column in range(-(-end // height)):
+            vector = jnp.broadcast_to(board[:, :, _slice(column, height)], (groups, folds, height))
+            vector = vector.reshape(groups * folds, height).T
+            parts.append(jnp.sum(matrix[_slice(column, height), :, _slice(row, width)] * vector[:, :, None], axis=0))
+        total = functools.reduce(jnp.add, parts)
+        products.append(total if folds == 1 else jnp.sum(total.reshape(groups, folds, width), axis=1))
+    return products
 
 
-def _residual_waves(layout: Layout, arrays: Any, board: Any, point: Entries) -> list[Array]:
-    """Cosines and sines [group, frequency], less what the inducing inputs explain of them."""
+def _write(board: Any, tiles: list[Array]) -> None:
+    """Put tiles [group, output] on a board."""
+    groups, _, length = board.shape
+    for row, tile in enumerate(tiles):
+        if (width := tile.shape[1]) >= length:
+            board[:, _slice(row, width // length), :] = tile.reshape(groups, width // length, length)
+        else:
+            fold, place = divmod(row * width, length)
+            board[:, fold, pl.ds(place, width)] = tile
+
+
+def _residual_waves(layout: Layout, arrays: Any, boards: Boards, point: Entries) -> Array:
+    """Cosines and sines [group, feature], less what the inducing inputs explain of them."""
     angles = functools.reduce(jnp.add, [arrays.frequencies[:, axis, :] * x for axis, x in enumerate(point)])
-    amplitudes = arrays.amplitudes[...]
-    explained = []
-    for half in range(2):
-        total = jnp.zeros((layout.groups, layout.tile_inputs, layout.frequencies), layout.sizes.dtype)
-        for row in range(-(-layout.sizes.inducing // layout.tile_inputs)):
-            rows = _slice(row, layout.tile_inputs)
-            total += arrays.at_inducing[half, :, rows, :] * board[1, :, rows][:, :, None]
-        explained.append(jnp.sum(total, axis=1))
-    return [amplitudes * jnp.cos(angles) - explained[0], amplitudes * jnp.sin(angles) - explained[1]]
+    waves = arrays.amplitudes[0] * jnp.cos(angles) + arrays.amplitudes[1] * jnp.sin(angles)
+    return waves - jnp.concatenate(_multiplied(layout, arrays.at_inducing, boards.projections), axis=1)
 
 
 def _slice(index: int, size: int) -> Any:
     return pl.ds(index * size, size)
-
-
-def _totals(tiles: list[Array], count: int) -> Entries:
-    """The sums of the rows of all tiles together, as scalars."""
-    sums = jnp.sum(functools.reduce(jnp.add, tiles), axis=1)
-    numbers = jax.lax.iota(jnp.int32, len(sums))
-    return entries([jnp.sum(jnp.where(numbers == index, sums, 0)) for index in range(count)], (count,))
 
 
 def _wait(layout: Layout) -> None:
