@@ -31,6 +31,7 @@ from gpssm.posteriors import (
     Parametric,
     PriorSteps,
     PRSSMCorrected,
+    adjoint,
 )
 from gpssm.posteriors.base import draw_noise
 from gpssm.posteriors.chain import Noise
@@ -215,3 +216,10 @@ def test_fused_chain_agrees_with_the_plain_one(problem):
     assert_agree(bound_and_gradient(problem, "fused"), reference, 1e-10, 1e-8)
     if problem.family is pathwise and problem.num_inducing < 100:  # beyond, float32 costs the plain chain as many digits
         assert_agree(bound_and_gradient(problem, "fused", jnp.float32), in_float32(problem, reference), 1e-5, 1e-4)
+
+
+def test_gradient_of_the_fused_chain_in_pieces_of_time(monkeypatch):
+    """Of four steps, the last of which is not full."""
+    problem = Problem(VCDT, SquaredExponential, 2, 1, 3, 1, (7, 4), is_shared=False)
+    monkeypatch.setattr(adjoint, "PIECE", 4)
+    assert_agree(bound_and_gradient(problem, "fused"), bound_and_gradient(problem, "plain"), 1e-10, 1e-8)

@@ -7,7 +7,7 @@ all the steps, and the derivatives lambda_t of the bound with respect to the sta
 
 which is cheap. With lambda in hand, every step's share in the gradient of the parameters is independent of the others', so what
 is large (products with the factors of K(Z, Z)) becomes a few products of large matrices in place of thousands with a vector.
-This needs a draw of f without a memory, and a way to walk that gives the states.
+This needs a draw of f without a memory (`AbstractForgetfulDraw`), and a way to walk that gives the states.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class StepInputs(NamedTuple):
 class Laws(NamedTuple):
     """What all the steps of a trajectory share."""
 
-    draw: AbstractDraw
+    draw: AbstractForgetfulDraw
     process_scale: Float[Array, " state"]
 
 
@@ -55,6 +55,7 @@ def chain_of_walk(walk: Walk) -> Chain:
     """The chain that walks as `walk` does, which need not be differentiable."""
 
     def chain(draw: AbstractDraw, propose: Propose, steps: LocalSteps, model: GPSSM, window: Window, noise: Noise) -> Rollout:
+        assert isinstance(draw, AbstractForgetfulDraw)
         first = steps.initial_mean + steps.initial_chol @ noise.states[0]
         inputs = inputs_of(steps, window, noise)
         later, divergences = _with_gradient(walk, propose, Laws(draw, model.process_scale), first, inputs)
@@ -73,23 +74,6 @@ def inputs_of(steps: LocalSteps, window: Window, noise: Noise) -> StepInputs:
     else:
         resolved = jax.vmap(steps.resolve)(steps.scanned)
     return StepInputs(resolved, window.controls[:-1], window.is_real[1:], noise.states[1:], noise.function[:num_steps])
-
-
-def advance(
-    propose: Propose, laws: Laws, state: Float[Array, " state"], inputs: StepInputs
-) -> tuple[Float[Array, " state"], Float[Array, ""]]:
-    """One step of the chain: the next state, and the divergence of the transition; nothing moves in the padding."""
-    moments, _ = laws.draw.ask(None, jnp.concatenate([state, inputs.control]), inputs.noise_function)
-    return _moved(propose, laws, inputs, state, moments)
-
-
-def _moved(
-    propose: Propose, laws: Laws, inputs: StepInputs, state: Float[Array, " state"], moments: Moments
-) -> tuple[Float[Array, " state"], Float[Array, ""]]:
-    """One step, when it is known what f is at the state."""
-    proposal = propose(state, moments, inputs.step, laws.process_scale)
-    moved = proposal.mean + matvec(proposal.chol, inputs.noise_state)
-    return jnp.where(inputs.is_real, moved, state), jnp.where(inputs.is_real, proposal.kl, 0.0)
 
 
 def _with_gradient(
@@ -130,69 +114,110 @@ def _gradients(
 ) -> tuple[Laws, Float[Array, " state"], StepInputs]:
     """The derivatives with respect to what the steps share, the first state and the inputs of the steps."""
     num_steps, num_states = state_cotangents.shape
+    pieces = states[:-1], inputs
+    if num_steps <= PIECE:  # what is known of f is worked out once
+        known = _known(laws, *pieces)
+        slopes, shares = lambda _: _slopes(propose, laws, known, *pieces), lambda *given: _shares(propose, laws, known, *given)
+    else:
+        slopes = lambda piece: _slopes(propose, laws, _known(laws, *piece), *piece)  # noqa: E731
+        shares = lambda piece, *given: _shares(propose, laws, _known(laws, *piece), piece, *given)  # noqa: E731
 
-    def slopes(piece: tuple) -> tuple[Array, Array]:
-        return jax.vmap(lambda state, inputs: _slopes(propose, laws, state, inputs))(*piece)
-
-    jacobians, divergence_slopes = _mapped(slopes, (states[:-1], inputs), num_steps)
+    jacobians, divergence_slopes = _mapped(slopes, pieces, num_steps)
     own = jnp.concatenate([jnp.zeros((1, num_states), states.dtype), state_cotangents])
     own = own.at[:-1].add(divergence_cotangents[:, None] * divergence_slopes)
     adjoints = _solve_backwards(jacobians, own)
-
-    moving, rest = eqx.partition((laws, inputs), eqx.is_inexact_array)
-    moving_laws, moving_inputs = moving
-    rest_laws, rest_inputs = rest
-
-    def shares(piece: tuple, cotangents: tuple) -> tuple[Any, Any]:
-        state, moving_inputs, rest_inputs = piece
-
-        def steps(moving_laws: Any, moving_inputs: Any) -> Any:
-            laws = eqx.combine(moving_laws, rest_laws)
-            inputs = eqx.combine(moving_inputs, rest_inputs)
-            return jax.vmap(lambda state, inputs: advance(propose, laws, state, inputs))(state, inputs)
-
-        return jax.vjp(steps, moving_laws, moving_inputs)[1](cotangents)
-
-    pieces, cotangents = (states[:-1], moving_inputs, rest_inputs), (adjoints[1:], divergence_cotangents)
-    shared, own_inputs = _summed(shares, pieces, cotangents, num_steps)
+    shared, own_inputs = _summed(shares, pieces, (adjoints[1:], divergence_cotangents), num_steps)
     return shared, adjoints[0], own_inputs
 
 
+class Known(NamedTuple):
+    """What f is at all the states of a piece of time, and how to take derivatives of that."""
+
+    moments: Moments
+    pull: Callable[[Moments], tuple[Any, Array, Array]]  # to the draw, the prior mean and the points [step, group, input]
+    pull_prior: Callable[[Array], tuple[Any, Array]]  # of the prior mean, to the draw and the controls
+
+
+def _known(laws: Laws, states: Float[Array, "step state"], inputs: StepInputs) -> Known:
+    moving, rest = eqx.partition(laws.draw, eqx.is_inexact_array)
+    groups = len(laws.draw.basis.kernels)
+
+    def priors(moving: Any, controls: Array) -> Array:
+        return jax.vmap(eqx.combine(moving, rest).mean)(jnp.concatenate([states, controls], axis=1))
+
+    def asked(moving: Any, priors: Array, points: Array) -> Moments:
+        return jax.vmap(eqx.combine(moving, rest).at)(priors, points)
+
+    prior, pull_prior = jax.vjp(priors, moving, inputs.control)
+    points = jnp.repeat(jnp.concatenate([states, inputs.control], axis=1)[:, None], groups, axis=1)
+    return Known(*jax.vjp(asked, moving, prior, points), pull_prior)
+
+
+def _moved(
+    propose: Propose, process_scale: Array, inputs: StepInputs, state: Float[Array, " state"], moments: Moments
+) -> tuple[Float[Array, " state"], Float[Array, ""]]:
+    """One step, when it is known what f is: the next state and the divergence; nothing moves in the padding."""
+    proposal = propose(state, moments, inputs.step, process_scale)
+    moved = proposal.mean + matvec(proposal.chol, inputs.noise_state)
+    return jnp.where(inputs.is_real, moved, state), jnp.where(inputs.is_real, proposal.kl, 0.0)
+
+
 def _slopes(
-    propose: Propose, laws: Laws, state: Float[Array, " state"], inputs: StepInputs
-) -> tuple[Float[Array, "state state"], Float[Array, " state"]]:
-    """How the next state and the divergence of one step change with the state: [into, from] and [from]."""
-    moments, slopes = _moments_and_slopes(laws.draw, state, inputs)
+    propose: Propose, laws: Laws, known: Known, states: Float[Array, "step state"], inputs: StepInputs
+) -> tuple[Float[Array, "step state state"], Float[Array, "step state"]]:
+    """How the next states and the divergences change with the states: [step, into, from] and [step, from]."""
+    changes, directions = _moment_slopes(laws.draw, known, states, inputs), jnp.eye(states.shape[1], dtype=states.dtype)
 
-    def along(direction: Array, change: Moments) -> tuple[Array, Array]:
-        moving = lambda state, moments: _moved(propose, laws, inputs, state, moments)  # noqa: E731
-        return jax.jvp(moving, (state, moments), (direction, change))[1]
+    def of_step(state: Array, inputs: StepInputs, moments: Moments, changes: Moments) -> tuple[Array, Array]:
+        def along(direction: Array, change: Moments) -> tuple[Array, Array]:
+            moving = lambda state, moments: _moved(propose, laws.process_scale, inputs, state, moments)  # noqa: E731
+            return jax.jvp(moving, (state, moments), (direction, change))[1]
 
-    return jax.vmap(along, in_axes=(0, 1), out_axes=(1, 0))(jnp.eye(len(state), dtype=state.dtype), slopes)
+        return jax.vmap(along, in_axes=(0, 1), out_axes=(1, 0))(directions, changes)
+
+    return jax.vmap(of_step)(states, inputs, known.moments, changes)
 
 
-def _moments_and_slopes(draw: AbstractDraw, state: Float[Array, " state"], inputs: StepInputs) -> tuple[Moments, Moments]:
-    """What f is at the state, and how that changes with it: [of, with] for each of the moments.
+def _moment_slopes(draw: AbstractForgetfulDraw, known: Known, states: Float[Array, "step state"], inputs: StepInputs) -> Moments:
+    """How the moments of f change with the state: [step, of, with].
 
-    Where every state has a group of its own, its moments change with the point of that group alone. So one sweep backwards
-    answers for all groups, whatever the number of states; a sweep forwards is needed for every state.
+    Where every state has a group of its own, its moments change with the point of that group alone, and one sweep backwards
+    answers for all of them.
     """
+    num_states = states.shape[1]
+    of_prior = jax.vmap(jax.jacfwd(lambda state, control: draw.mean(jnp.concatenate([state, control]))))(states, inputs.control)
+    nothing = jnp.zeros_like(states)
 
-    def asked(state: Array) -> Moments:
-        return draw.ask(None, jnp.concatenate([state, inputs.control]), inputs.noise_function)[0]
+    def swept(name: str, cotangents: Array) -> Array:
+        *_, points = known.pull(Moments(**{field: cotangents if field == name else nothing for field in Moments._fields}))
+        return points[..., :num_states]
 
-    if not isinstance(draw, AbstractForgetfulDraw) or len(draw.basis.kernels) < len(state):
-        return asked(state), jax.jacfwd(asked)(state)
+    def of(name: str) -> Array:
+        if len(draw.basis.kernels) == num_states:
+            return swept(name, jnp.ones_like(states))
+        units = jnp.eye(num_states, dtype=states.dtype)
+        return jnp.stack([swept(name, jnp.broadcast_to(unit, states.shape))[:, 0] for unit in units], axis=1)
 
-    def prior_mean(state: Array) -> Array:
-        return draw.mean(jnp.concatenate([state, inputs.control]))
+    return Moments(of_prior + of("mean"), of("variance"), of_prior + of("value"))
 
-    points = jnp.broadcast_to(jnp.concatenate([state, inputs.control]), (len(state), draw.basis.inducing_inputs.shape[-1]))
-    moments, pull = jax.vjp(lambda points: draw.at(prior_mean(state), points), points)
-    nothing, everything = jnp.zeros_like(state), jnp.ones_like(state)
-    parts = [pull(Moments(*(everything if name == field else nothing for name in Moments._fields)))[0] for field in Moments._fields]
-    slopes, prior = Moments(*(part[:, : len(state)] for part in parts)), jax.jacfwd(prior_mean)(state)
-    return moments, slopes._replace(mean=slopes.mean + prior, value=slopes.value + prior)
+
+def _shares(
+    propose: Propose, laws: Laws, known: Known, piece: tuple[Array, StepInputs], cotangents: tuple[Array, Array]
+) -> tuple[Laws, StepInputs]:
+    """The derivatives with respect to what the steps of a piece share, and to the inputs of each."""
+    states, inputs = piece
+
+    def moved(process_scale: Array, step: Step, noise: Array, moments: Moments) -> tuple[Array, Array]:
+        given = inputs._replace(step=step, noise_state=noise)
+        return jax.vmap(lambda *each: _moved(propose, process_scale, *each))(given, states, moments)
+
+    _, pull_moved = jax.vjp(moved, laws.process_scale, inputs.step, inputs.noise_state, known.moments)
+    process_scale, step, noise, moments = pull_moved(cotangents)
+    draw, prior, points = known.pull(moments)
+    of_mean, controls = known.pull_prior(prior)
+    controls = controls + jnp.sum(points[..., states.shape[1] :], axis=1)
+    own = StepInputs(step, controls, None, noise, jnp.zeros_like(inputs.noise_function))  # type: ignore[arg-type]
+    return Laws(jax.tree.map(jnp.add, draw, of_mean), process_scale), own
 
 
 def _solve_backwards(jacobians: Float[Array, "step state state"], own: Float[Array, "time state"]) -> Float[Array, "time state"]:

@@ -57,8 +57,8 @@ class Sizes(NamedTuple):
 class Tiling:
     """How a program divides its work; measured on an H200 (docs/performance-gpu.md)."""
 
-    width: int = 128  # rows of the whitener in a tile
-    height: int = 16  # columns
+    width: int = 64  # rows of the whitener in a tile
+    height: int = 8  # columns, times the folds of `Tiles`
     num_warps: int = 4
 
 
@@ -83,8 +83,8 @@ def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Ar
         kernel,
         out_shape=(
             jax.ShapeDtypeStruct((sizes.steps, sizes.states + 1), sizes.dtype),
-            jax.ShapeDtypeStruct(layout.board(layout.width), sizes.dtype),
-            jax.ShapeDtypeStruct(layout.board(layout.features), sizes.dtype),
+            jax.ShapeDtypeStruct((layout.groups, layout.inducing), sizes.dtype),
+            jax.ShapeDtypeStruct((layout.groups, layout.inducing), sizes.dtype),
             jax.ShapeDtypeStruct((4, max(layout.groups, layout.states)), sizes.dtype),
         ),
         interpret=layout.is_interpreted,
@@ -94,10 +94,22 @@ def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Ar
     return out[:, :-1], out[:, -1]
 
 
+class Tiles(NamedTuple):
+    """How a matrix [input, group, output] is cut: a tile has `folds` times `height` inputs beside one another.
+
+    Outputs and folds together are what a warp reads at once.
+    """
+
+    width: int
+    height: int
+    folds: int
+    counts: tuple[int, ...]  # of tiles, for each row of them: what is left is padding, or zero
+
+
 class Boards(NamedTuple):
     """The program's own memory."""
 
-    covariances: Any  # [group, fold, inducing input]
+    covariances: Any  # [group, inducing]
     projections: Any
     sums: Any  # [fact, group or state]
 
@@ -110,18 +122,16 @@ class Layout(NamedTuple):
     states: int
     inducing: int
     features: int
-    width: int  # rows of the whitener in a tile
-    height: int  # columns
+    tiling: Tiling
     is_interpreted: bool
 
-    def folds(self, width: int) -> int:
-        """Into how many parts the inputs of a product are cut, so that its outputs times the parts occupy a warp."""
-        return min(max(1, WARP_BYTES // (width * self.sizes.dtype.itemsize)), self.inducing)
-
-    def board(self, width: int) -> tuple[int, int, int]:
-        """The shape of what is handed to a product."""
-        folds = self.folds(width)
-        return self.groups, folds, self.inducing // folds
+    def tiles(self, num_outputs: int, is_triangular: bool = False) -> Tiles:
+        """How a matrix is cut whose inputs are the inducing ones; of a lower triangle, what is zero is left out."""
+        width = min(self.tiling.width, num_outputs)
+        folds = min(max(1, WARP_BYTES // (width * self.sizes.dtype.itemsize)), self.inducing)
+        height = min(self.tiling.height, self.inducing // folds)
+        ends = [(row + 1) * width if is_triangular else self.inducing for row in range(num_outputs // width)]
+        return Tiles(width, height, folds, tuple(-(-min(end, self.sizes.inducing) // (folds * height)) for end in ends))
 
 
 def _layout(tiling: Tiling, sizes: Sizes) -> Layout:
@@ -132,36 +142,35 @@ def _layout(tiling: Tiling, sizes: Sizes) -> Layout:
         pl.next_power_of_2(sizes.states),
         inducing,
         max(16, pl.next_power_of_2(max(1, sizes.features))),
-        min(tiling.width, inducing),
-        tiling.height,
+        tiling,
         jax.default_backend() == "cpu",
     )
 
 
 def _padded(arrays: Arrays, layout: Layout) -> Arrays:
-    """Zeros up to whole tiles, which add nothing to any sum, and matrices folded as their products want them."""
+    """Zeros up to whole tiles, which add nothing to any sum, and matrices [tile, input, group and fold, output]."""
     groups, states, inducing, features = layout.groups, layout.states, layout.inducing, layout.features
 
     def pad(array: Array | None, *shape: int) -> Array | None:
         return None if array is None else jnp.pad(array, [(0, new - old) for new, old in zip(shape, array.shape, strict=True)])
 
-    def folded(matrix: Array | None, rows: int, columns: int) -> Array | None:
+    def cut(matrix: Array | None, rows: int, tiles: Tiles) -> Array | None:
         if matrix is None:
             return None
-        folds, matrix = layout.folds(min(layout.width, columns)), jnp.pad(
-            matrix, [(0, inducing - len(matrix)), (0, rows - matrix.shape[1]), (0, columns - matrix.shape[2])]
-        )
-        parts = matrix.reshape(folds, inducing // folds, rows, columns)
-        return parts.transpose(1, 2, 0, 3).reshape(inducing // folds, rows * folds, columns)
+        widths = (inducing, rows, tiles.width * len(tiles.counts))
+        matrix = jnp.pad(matrix, [(0, new - old) for new, old in zip(widths, matrix.shape, strict=True)])
+        parts = matrix.reshape(-1, tiles.folds, tiles.height, rows, len(tiles.counts), tiles.width)
+        parts = parts.transpose(4, 0, 2, 3, 1, 5).reshape(*parts.shape[4:5], -1, tiles.height, rows * tiles.folds, tiles.width)
+        return jnp.concatenate([row[:count] for row, count in zip(parts, tiles.counts, strict=True)])
 
     return arrays._replace(
         inducing_inputs=pad(arrays.inducing_inputs, layout.sizes.groups, layout.sizes.inputs, inducing),
-        whitener=folded(arrays.whitener, groups, inducing),
+        whitener=cut(arrays.whitener, groups, layout.tiles(inducing, is_triangular=True)),
         values=pad(arrays.values, states, inducing),
-        explaining=folded(arrays.explaining, states, inducing),
+        explaining=cut(arrays.explaining, states, layout.tiles(inducing)),
         frequencies=pad(arrays.frequencies, groups, layout.sizes.inputs, features),
         amplitudes=pad(arrays.amplitudes, 2, groups, features),
-        at_inducing=folded(arrays.at_inducing, groups, features),
+        at_inducing=cut(arrays.at_inducing, groups, layout.tiles(features)),
         weights=pad(arrays.weights, states, features),
     )
 
@@ -211,22 +220,27 @@ def _facts(
         variances.append(variance[()])
         inducing = [arrays.inducing_inputs[group, axis, :] for axis in range(sizes.inputs)]
         [tile] = covariance(*parameters[group], entries(inducing, (sizes.inputs,)), point)
-        boards.covariances[group, :, :] = jnp.broadcast_to(tile[()], (layout.inducing,)).reshape(boards.covariances.shape[1:])
+        boards.covariances[group, :] = jnp.broadcast_to(tile[()], (layout.inducing,))
     _wait(layout)
-    projected = _multiplied(layout, arrays.whitener, boards.covariances, is_triangular=True)
-    values = [arrays.values[:, _slice(row, layout.width)] for row in range(len(projected))]
+    triangle = layout.tiles(layout.inducing, is_triangular=True)
+    projected = _multiplied(arrays.whitener, boards.covariances, triangle)
+    values = [arrays.values[:, _slice(row, triangle.width)] for row in range(len(projected))]
     totals = [
         (sum(tile * value for tile, value in zip(projected, values, strict=True)), sizes.states),
         (sum(tile * tile for tile in projected), sizes.groups),
     ]
     if sizes.kind == "marginal":
-        explained = _multiplied(layout, arrays.explaining, boards.covariances)
+        explained = _multiplied(arrays.explaining, boards.covariances, layout.tiles(layout.inducing))
         totals.append((sum(tile * tile for tile in explained), sizes.states))
     if sizes.kind == "pathwise":
-        _write(boards.projections, projected)
+        for row, tile in enumerate(projected):
+            boards.projections[:, _slice(row, triangle.width)] = tile
         _wait(layout)
-        waves = _residual_waves(layout, arrays, boards, point)
-        totals += [(waves * waves, sizes.groups), (waves * arrays.weights[...], sizes.states)]
+        tiles = layout.tiles(layout.features)
+        waves = _residual_waves(arrays, boards, tiles, point)
+        weights = [arrays.weights[:, _slice(row, tiles.width)] for row in range(len(waves))]
+        totals.append((sum(wave * wave for wave in waves), sizes.groups))
+        totals.append((sum(wave * weight for wave, weight in zip(waves, weights, strict=True)), sizes.states))
     for index, (tile, _) in enumerate(totals):
         total = jnp.sum(tile, axis=1)
         boards.sums[index, : len(total)] = total
@@ -236,43 +250,33 @@ def _facts(
     return [prior_mean, entries(variances, (sizes.groups,)), *told, *[nothing] * (4 - len(told))]
 
 
-def _multiplied(layout: Layout, matrix: Any, board: Any, is_triangular: bool = False) -> list[Array]:
-    """Tiles [group, output] of the products of matrices [input, group and fold, output] with what is on the board.
+def _multiplied(matrix: Any, board: Any, tiles: Tiles) -> list[Array]:
+    """Rows of tiles [group, output] of the products of matrices with what is on the board.
 
-    Outputs and folds lie across the lanes of a warp and groups across the warps, so the sum over inputs stays within a thread. Of
-    a lower triangle, only what is not zero is read.
+    Outputs and folds lie across the lanes of a warp and groups across the warps, so the sum over inputs stays within a thread.
     """
-    products, columns = [], matrix.shape[2]
-    width, (_, folds, length) = min(layout.width, columns), board.shape
-    groups, height = matrix.shape[1] // folds, min(layout.height, length)
-    for row in range(columns // width):
-        end = min(length, (row + 1) * width if is_triangular and folds == 1 else length, layout.sizes.inducing)
+    products, place, inputs = [], 0, tiles.folds * tiles.height
+    groups = matrix.shape[2] // tiles.folds
+    for count in tiles.counts:
         parts = []
-        for column in range(-(-end // height)):
-            vector = jnp.broadcast_to(board[:, :, _slice(column, height)], (groups, folds, height))
-            vector = vector.reshape(groups * folds, height).T
-            parts.append(jnp.sum(matrix[_slice(column, height), :, _slice(row, width)] * vector[:, :, None], axis=0))
-        total = functools.reduce(jnp.add, parts)
-        products.append(total if folds == 1 else jnp.sum(total.reshape(groups, folds, width), axis=1))
+        for column in range(count):
+            vector = jnp.broadcast_to(board[:, _slice(column, inputs)], (groups, inputs))
+            vector = vector.reshape(groups * tiles.folds, tiles.height).T
+            parts.append(jnp.sum(matrix[place + column] * vector[:, :, None], axis=0))
+        total, place = functools.reduce(jnp.add, parts), place + count
+        products.append(total if tiles.folds == 1 else jnp.sum(total.reshape(groups, tiles.folds, tiles.width), axis=1))
     return products
 
 
-def _write(board: Any, tiles: list[Array]) -> None:
-    """Put tiles [group, output] on a board."""
-    groups, _, length = board.shape
-    for row, tile in enumerate(tiles):
-        if (width := tile.shape[1]) >= length:
-            board[:, _slice(row, width // length), :] = tile.reshape(groups, width // length, length)
-        else:
-            fold, place = divmod(row * width, length)
-            board[:, fold, pl.ds(place, width)] = tile
-
-
-def _residual_waves(layout: Layout, arrays: Any, boards: Boards, point: Entries) -> Array:
-    """Cosines and sines [group, feature], less what the inducing inputs explain of them."""
-    angles = functools.reduce(jnp.add, [arrays.frequencies[:, axis, :] * x for axis, x in enumerate(point)])
-    waves = arrays.amplitudes[0] * jnp.cos(angles) + arrays.amplitudes[1] * jnp.sin(angles)
-    return waves - jnp.concatenate(_multiplied(layout, arrays.at_inducing, boards.projections), axis=1)
+def _residual_waves(arrays: Any, boards: Boards, tiles: Tiles, point: Entries) -> list[Array]:
+    """Cosines and sines [group, feature], less what the inducing inputs explain of them, by row of tiles."""
+    waves = []
+    for row, explained in enumerate(_multiplied(arrays.at_inducing, boards.projections, tiles)):
+        mine = _slice(row, tiles.width)
+        angles = functools.reduce(jnp.add, [arrays.frequencies[:, axis, mine] * x for axis, x in enumerate(point)])
+        cosines, sines = (arrays.amplitudes[half, :, mine] for half in range(2))
+        waves.append(cosines * jnp.cos(angles) + sines * jnp.sin(angles) - explained)
+    return waves
 
 
 def _slice(index: int, size: int) -> Any:
