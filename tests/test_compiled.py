@@ -122,7 +122,8 @@ def weighted(problem: Problem, chain: str, fitted: Any, rest: Any) -> tuple[jax.
     windows, noise = rest
     terms = jax.vmap(lambda window, noise: terms_of_samples(model, posterior, window, noise, chain_named(chain)))(windows, noise)
     shares = normals(3, len(problem.lengths), problem.num_samples, seed=9)
-    return sum(jnp.sum(jnp.asarray(share, term.dtype) * term) for share, term in zip(shares, terms, strict=True)), terms
+    total = jnp.asarray(sum(jnp.sum(jnp.asarray(share, term.dtype) * term) for share, term in zip(shares, terms, strict=True)))
+    return total, terms
 
 
 def cast(tree: Any, dtype: Any) -> Any:

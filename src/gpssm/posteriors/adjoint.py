@@ -253,7 +253,7 @@ def _summed(function: Callable, arrays: Any, cotangents: Any, num_steps: int) ->
     """`function` of pieces of time of `arrays` and `cotangents`: the sum of its first answers, and the others joined again."""
     if num_steps <= PIECE:
         return function(arrays, cotangents)
-    pieces = _cut(arrays, num_steps), _cut(cotangents, num_steps, 0)
+    pieces = _cut(arrays, num_steps), _cut(cotangents, num_steps, 0.0)
     like = jax.eval_shape(function, *jax.tree.map(lambda leaf: leaf[0], pieces))[0]
 
     def add(total: Any, piece: tuple) -> tuple[Any, Any]:

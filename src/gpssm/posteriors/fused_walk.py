@@ -8,7 +8,6 @@ A product needs its vector in another order of threads than the one that made it
 program's own (`Board`): left to itself, Triton has every warp compute all of it instead, which takes four times as long.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -53,22 +52,23 @@ class Sizes(NamedTuple):
     dtype: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Tiling:
+class Tiling(NamedTuple):
     """How a program divides its work; measured on an H200 (docs/performance-gpu.md)."""
 
-    width: int = 64  # rows of the whitener in a tile
-    height: int = 8  # columns, times the folds of `Tiles`
-    num_warps: int = 4
+    num_warps: int
+    is_resident: bool  # the whitener stays in registers, and is not read again at every step
+    width: int = 64  # outputs of a tile
+    height: int = 4  # inputs of a tile, times its folds
 
 
-TILING = Tiling()
+TILINGS = (Tiling(4, True), Tiling(8, True), Tiling(4, False))  # the first that a problem fits into
+HELD_BYTES = 22_528  # a warp's, 176 registers of each thread: as many as a step does not need for itself
 WARP_BYTES = 512  # that a warp reads at a time
 
 
 def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Array, "step state"], Float[Array, " step"]]:
     """The states after each step, and the divergences; `vmap` makes a program of every trajectory."""
-    layout = _layout(TILING, sizes)
+    layout = _layout(sizes)
     padded = _padded(arrays, layout)
     present = [index for index, array in enumerate(padded) if array is not None]
 
@@ -88,7 +88,7 @@ def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Ar
             jax.ShapeDtypeStruct((4, max(layout.groups, layout.states)), sizes.dtype),
         ),
         interpret=layout.is_interpreted,
-        compiler_params=triton.CompilerParams(num_warps=TILING.num_warps, num_stages=1),
+        compiler_params=triton.CompilerParams(num_warps=layout.tiling.num_warps, num_stages=1),
         name="fused_chain",
     )(*(padded[index] for index in present))
     return out[:, :-1], out[:, -1]
@@ -125,26 +125,29 @@ class Layout(NamedTuple):
     tiling: Tiling
     is_interpreted: bool
 
+    def fits(self) -> bool:
+        """Whether the registers have room for what is to stay in them; the residual of features leaves none."""
+        triangle = self.tiles(self.inducing, is_triangular=True)
+        numbers = sum(triangle.counts) * triangle.height * triangle.folds * triangle.width * self.groups
+        is_small = numbers * self.sizes.dtype.itemsize <= HELD_BYTES * self.tiling.num_warps
+        return not self.tiling.is_resident or (is_small and self.sizes.kind != "pathwise")
+
     def tiles(self, num_outputs: int, is_triangular: bool = False) -> Tiles:
         """How a matrix is cut whose inputs are the inducing ones; of a lower triangle, what is zero is left out."""
         width = min(self.tiling.width, num_outputs)
-        folds = min(max(1, WARP_BYTES // (width * self.sizes.dtype.itemsize)), self.inducing)
+        reach = WARP_BYTES * max(1, self.tiling.num_warps // self.groups)
+        folds = min(max(1, reach // (width * self.sizes.dtype.itemsize)), self.inducing)
         height = min(self.tiling.height, self.inducing // folds)
         ends = [(row + 1) * width if is_triangular else self.inducing for row in range(num_outputs // width)]
         return Tiles(width, height, folds, tuple(-(-min(end, self.sizes.inducing) // (folds * height)) for end in ends))
 
 
-def _layout(tiling: Tiling, sizes: Sizes) -> Layout:
-    inducing = max(16, pl.next_power_of_2(sizes.inducing))
-    return Layout(
-        sizes,
-        pl.next_power_of_2(sizes.groups),
-        pl.next_power_of_2(sizes.states),
-        inducing,
-        max(16, pl.next_power_of_2(max(1, sizes.features))),
-        tiling,
-        jax.default_backend() == "cpu",
-    )
+def _layout(sizes: Sizes) -> Layout:
+    groups, states = pl.next_power_of_2(sizes.groups), pl.next_power_of_2(sizes.states)
+    inducing, features = (max(16, pl.next_power_of_2(max(1, count))) for count in (sizes.inducing, sizes.features))
+    is_interpreted = jax.default_backend() == "cpu"
+    layouts = (Layout(sizes, groups, states, inducing, features, tiling, is_interpreted) for tiling in TILINGS)
+    return next(layout for layout in layouts if layout.fits())
 
 
 def _padded(arrays: Arrays, layout: Layout) -> Arrays:
@@ -184,6 +187,9 @@ def _walk(entrywise: Any, layout: Layout, arrays: Arrays, out: Any, boards: Boar
     for board in (boards.covariances, boards.projections):
         board[...] = jnp.zeros(board.shape, sizes.dtype)
 
+    triangle = layout.tiles(layout.inducing, is_triangular=True)
+    held = [arrays.whitener[index] for index in range(sum(triangle.counts))] if layout.tiling.is_resident else arrays.whitener
+
     def read(index: Any) -> tuple:
         given = [arrays.given[index, column] for column in range(arrays.given.shape[1])]
         return *given, *(arrays.noise[index, state] for state in range(sizes.states))
@@ -194,7 +200,7 @@ def _walk(entrywise: Any, layout: Layout, arrays: Arrays, out: Any, boards: Boar
         step = [_taken(ahead, shape) for shape in sizes.step_shapes]
         control = _taken(ahead, (sizes.inputs - sizes.states,))
         is_real, noise = next(ahead) > 0, _taken(ahead, (sizes.states,))
-        facts = _facts(entrywise, layout, arrays, boards, parameters, np.concatenate([state, control]))
+        facts = _facts(entrywise, layout, arrays, held, boards, parameters, np.concatenate([state, control]))
         moved, divergence = entrywise.finish(*facts, state, *step, process_scale, noise)
         kept = [jnp.where(is_real, new, old) for new, old in zip(moved, state, strict=True)]
         for column, value in enumerate([*kept, jnp.where(is_real, divergence[()], zero)]):
@@ -210,7 +216,7 @@ def _taken(scalars: Any, shape: tuple[int, ...]) -> Entries:
 
 
 def _facts(
-    entrywise: Any, layout: Layout, arrays: Any, boards: Boards, parameters: list[list[Entries]], point: Entries
+    entrywise: Any, layout: Layout, arrays: Any, whitener: Any, boards: Boards, parameters: list[list[Entries]], point: Entries
 ) -> list[Entries]:
     """What `finish` must know of f at `point`, in the order of its arguments."""
     sizes, variances = layout.sizes, []
@@ -223,7 +229,7 @@ def _facts(
         boards.covariances[group, :] = jnp.broadcast_to(tile[()], (layout.inducing,))
     _wait(layout)
     triangle = layout.tiles(layout.inducing, is_triangular=True)
-    projected = _multiplied(arrays.whitener, boards.covariances, triangle)
+    projected = _multiplied(whitener, boards.covariances, triangle)
     values = [arrays.values[:, _slice(row, triangle.width)] for row in range(len(projected))]
     totals = [
         (sum(tile * value for tile, value in zip(projected, values, strict=True)), sizes.states),
@@ -256,7 +262,7 @@ def _multiplied(matrix: Any, board: Any, tiles: Tiles) -> list[Array]:
     Outputs and folds lie across the lanes of a warp and groups across the warps, so the sum over inputs stays within a thread.
     """
     products, place, inputs = [], 0, tiles.folds * tiles.height
-    groups = matrix.shape[2] // tiles.folds
+    groups = matrix[0].shape[1] // tiles.folds
     for count in tiles.counts:
         parts = []
         for column in range(count):
