@@ -33,6 +33,7 @@ TOLERANCE = 1e-4  # largest error of a state, in units of the standardised data
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    jax.config.update("jax_default_matmul_precision", "highest")
     case = Case("f-dependent-pathwise", steps=options.steps, samples=options.samples, inducing=options.inducing)
     laws, first, inputs, exact = _trajectories(case, scale=1.0)
     *_, before = _trajectories(case, scale=1.0 + options.change)

@@ -8,7 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "gpssm"
 FLOW = [  # a module imports only what stands before it
-    *("_types", "atomic", "params", "save", "linalg", "noise", "kernels", "means", "gp", "emissions", "unrolled"),
+    *("_types", "_precision", "atomic", "params", "save", "linalg", "noise", "kernels", "means", "gp", "emissions", "unrolled"),
     *("tables", "readers", "sequences", "data", "simulators", "datasets"),
     *("draws", "model", "native", "posteriors", "devices", "elbo", "agreement", "linear", "subspace"),
     *("initialise", "free_run", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),

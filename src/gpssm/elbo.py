@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
+from gpssm._precision import exact
 from gpssm._types import PRNGKey
 from gpssm.data import Window
 from gpssm.devices import over_trajectories
@@ -36,6 +37,7 @@ class Elbo(eqx.Module):
         return self.emission - self.kl_transition - self.kl_inducing - self.kl_initial
 
 
+@exact
 def elbo(
     model: GPSSM,
     posterior: AbstractPosterior,

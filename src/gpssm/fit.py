@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from gpssm._precision import jit
 from gpssm._types import PRNGKey
 from gpssm.agreement import check_fits_together, check_is_dataset, check_something_moves
 from gpssm.atomic import present_folder
@@ -273,7 +274,7 @@ class _Blocks(eqx.Module):
         )
 
 
-@eqx.filter_jit
+@jit
 def _run_steps(blocks: _Blocks, state: TrainingState, num_steps: Int[Array, ""]) -> tuple[TrainingState, tuple]:
     """Some steps, and a row of what each told; the rows that a shorter block leaves empty count as not finite.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from gpssm._precision import exact
 from gpssm.data import Dataset, Window
 from gpssm.emissions import LinearGaussian
 from gpssm.gp import InducingPosterior, marginal_moments
@@ -69,6 +70,7 @@ def stretches(data: Dataset, start: Start, num_rows: int) -> tuple[Dataset, GPSS
     return cut, model, VCDT(start.posterior.inducing, PriorSteps(np.stack(means), np.stack(chols)))
 
 
+@exact
 def posterior_after(
     start: Start, settings: StartSettings, model: GPSSM, inducing: InducingPosterior, windows: Window
 ) -> AbstractPosterior:

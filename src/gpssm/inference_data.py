@@ -8,12 +8,12 @@ import importlib.metadata
 import warnings
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from gpssm._precision import jit
 from gpssm._types import PRNGKey
 from gpssm.data import Window
 from gpssm.emissions import LinearGaussian, realise
@@ -136,7 +136,7 @@ def _point_estimates(result: FitResult) -> dict[str, tuple]:
     return found
 
 
-@eqx.filter_jit
+@jit
 def _draws(
     model: GPSSM, posterior: AbstractPosterior, window: Window, num_samples: int, key: PRNGKey
 ) -> tuple[Float[Array, "sample time state"], Float[Array, "sample inducing state"], Float[Array, "sample time output"]]:

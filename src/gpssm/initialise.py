@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import eigh
 
+from gpssm._precision import exact
 from gpssm._types import PRNGKey
 from gpssm.data import Dataset, Scaling
 from gpssm.emissions import LinearGaussian
@@ -119,6 +120,7 @@ class Start:
     state_covariances: tuple[Float[np.ndarray, "_ state state"], ...]
 
 
+@exact
 def initialise(data: Dataset, *, key: PRNGKey, scaling: Scaling | None = None, settings: StartSettings | None = None) -> Start:
     """A model and posterior that start where the best linear state-space model of `data` stands."""
     settings, scaling = settings or StartSettings(), scaling or Scaling.of(data)

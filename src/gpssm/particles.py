@@ -31,6 +31,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
+from gpssm._precision import jit
 from gpssm._types import PRNGKey
 from gpssm.draws import num_features, pathwise_draw, pathwise_features
 from gpssm.emissions import AbstractEmission, LinearGaussian, realise
@@ -366,13 +367,13 @@ def _moments(weights: Array, means: Array, covariances: Array | None) -> tuple[A
     return mean, total if covariances is None else total + jnp.einsum("n,nij->ij", weights, covariances)
 
 
-@eqx.filter_jit
+@jit
 def start_filter(model: GPSSM, inducing: InducingPosterior, num_particles: int, key: PRNGKey) -> Particles:
     """The particles before the first row."""
     return Filter.of(model, inducing, key).start(num_particles)
 
 
-@eqx.filter_jit
+@jit
 def run_filter(
     model: GPSSM, inducing: InducingPosterior, particles: Particles, rows: Rows, key: PRNGKey
 ) -> tuple[Particles, Passed]:
@@ -380,7 +381,7 @@ def run_filter(
     return Filter.of(model, inducing, key).run(particles, rows)
 
 
-@eqx.filter_jit
+@jit
 def function_draws(
     model: GPSSM, inducing: InducingPosterior, particles: Particles, num_samples: int, key: PRNGKey
 ) -> tuple[Float[Array, "sample state"], Float[Array, "sample state inducing"]]:
@@ -388,7 +389,7 @@ def function_draws(
     return Filter.of(model, inducing, key).draws(particles, num_samples, key=key)
 
 
-@eqx.filter_jit
+@jit
 def run_and_forecast(
     model: GPSSM,
     inducing: InducingPosterior,
@@ -431,7 +432,7 @@ def run_and_forecast(
     return particles, *horizons, filtering.emission
 
 
-@eqx.filter_jit
+@jit
 def sample_paths(
     model: GPSSM, values: Float[Array, "sample state inducing"], rows: Rows, num_particles: int, batch_size: int, key: PRNGKey
 ) -> tuple[Float[Array, "sample time state"], Float[Array, "sample time output"]]:

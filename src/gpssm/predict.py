@@ -7,7 +7,6 @@ the end of the horizon, so that uncertainty about the dynamics compounds as it s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Bool, Float
 
+from gpssm._precision import jit
 from gpssm._types import PRNGKey
 from gpssm.data import Scaling, Window
 from gpssm.emissions import AbstractEmission, LinearGaussian, realise
@@ -206,7 +206,7 @@ def posterior_states(
     ]
 
 
-@eqx.filter_jit
+@jit
 def _posterior_states(
     model: GPSSM, posterior: AbstractPosterior, window: Window, num_samples: int, key: PRNGKey
 ) -> Float[Array, "sample time state"]:
@@ -217,7 +217,7 @@ def _posterior_states(
     )
 
 
-@eqx.filter_jit
+@jit
 def _trajectories(
     model: GPSSM,
     posterior: AbstractPosterior,

@@ -17,6 +17,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Bool
 
+from gpssm._precision import jit
 from gpssm._types import PRNGKey
 from gpssm.agreement import check_fits_together
 from gpssm.atomic import present_folder
@@ -232,7 +233,7 @@ def _mean_terms(terms: Elbo, is_finite: Bool[np.ndarray, " step"]) -> Elbo:
     return jax.tree.map(lambda leaf: jnp.asarray(np.mean(np.asarray(leaf)[is_finite]) if is_finite.any() else np.nan), terms)
 
 
-@eqx.filter_jit
+@jit
 def _run_together(arrays: Any, rest: Any, state: TrainingState, num_steps: int) -> tuple[TrainingState, tuple]:
     def one(arrays: Any, state: TrainingState) -> tuple[TrainingState, tuple]:
         blocks = eqx.combine(arrays, rest)

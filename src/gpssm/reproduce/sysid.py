@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from gpssm import baselines, datasets
+from gpssm._precision import jit
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling
 from gpssm.evaluate import Forecaster, free_run, measure, paper_window, rolling_origin, score
@@ -215,7 +216,7 @@ def _padded_parts(result: FitResult, whole: Dataset, longest: int, horizon: int)
     return result.model, _padded(result.posterior, longest - 1), window, acting
 
 
-@eqx.filter_jit
+@jit
 def _sampled(arrays: Any, rest: Any, num_samples: int, keys: jax.Array) -> Float[Array, "fit sample time state"]:
     def one(arrays: Any, key: jax.Array) -> Array:
         model, posterior, window, acting = eqx.combine(arrays, rest)
