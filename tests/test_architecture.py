@@ -13,7 +13,7 @@ FLOW = [  # a module imports only what stands before it
     *("draws", "model", "native", "posteriors", "devices", "elbo", "agreement", "linear", "subspace"),
     *("initialise", "free_run", "result", "progress", "fit", "starts", "forecasts", "predict", "particles", "filter"),
     *("inference_data", "estimator"),
-    *("baselines", "evaluate", "ensemble", "select"),
+    *("baselines", "evaluate", "ensemble", "validation", "select"),
     *("config", "findings", "plots", "run", "selection", "report", "reproduce", "commands", "cli"),
 ]
 SHARED_BY_FAMILIES = {"__init__", "adjoint", "base", "chain", "chains", "compiled", "fused", "fused_walk", "local"}

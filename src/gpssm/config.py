@@ -105,7 +105,8 @@ class SelectionSettings:
     """
 
     by: Literal["nlpd", "rmse", "crps", "bound"] = "nlpd"
-    validation_fraction: float = 0.25  # of every training sequence, at its end
+    validation_fraction: float = 0.25  # of every training sequence that a block holds out
+    num_blocks: int = 2  # held out one after the other, from the end backwards
     state_dim: tuple[int, ...] = ()
     posterior: tuple[str, ...] = ()
     num_inducing: tuple[int, ...] = ()
@@ -115,7 +116,7 @@ class SelectionSettings:
     relative_lengthscale: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        SelectSettings(by=self.by, validation_fraction=self.validation_fraction)
+        SelectSettings(by=self.by, validation_fraction=self.validation_fraction, num_blocks=self.num_blocks)
         for name, values in self.choices().items():
             if len(set(values)) < len(values):
                 raise ValueError(f"`{name}` names a choice twice: {list(values)}. Give each once.")
@@ -124,7 +125,7 @@ class SelectionSettings:
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """The lists that hold anything."""
-        names = [f.name for f in fields(self)][2:]
+        names = [f.name for f in fields(self)][3:]
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 

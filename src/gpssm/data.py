@@ -252,6 +252,10 @@ class Dataset:
         """The rows `start:stop` of every sequence, counted from 0, or from the end when negative."""
         return self._cut([slice(start, stop)] * self.num_sequences)
 
+    def up_to(self, ends: Sequence[int]) -> "Dataset":
+        """The rows of every sequence before an end of its own."""
+        return self._cut([slice(0, end) for end in ends])
+
     def split(self, fraction: float) -> tuple["Dataset", "Dataset"]:
         """(train, test): the first `fraction` of every sequence, and what comes after it."""
         _check_fraction(fraction)

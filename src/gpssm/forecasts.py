@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from scipy.special import logsumexp, ndtri
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
+TAIL_WEIGHT = 0.1  # what a few hundred trajectories cannot say about how far the next one may go
 SMALLEST_SPREAD = 1e-10  # of samples about their mean, as a share of it: less is rounding
 
 
@@ -73,13 +74,18 @@ class GaussianMixtureDensity:
 
     means: Float[np.ndarray, "sample time output"]
     covariance: Float[np.ndarray, "output output"] | Float[np.ndarray, "#sample time output output"]
+    tails: GaussianDensity | None = None  # one more component, with the weight `TAIL_WEIGHT`
 
     def log_density(
         self, outputs: Float[np.ndarray, "time output"], is_observed: Bool[np.ndarray, "time output"]
     ) -> Float[np.ndarray, " time"]:
         covariance = self.covariance if self.covariance.ndim == 4 else self.covariance[None, None]
         terms = gaussian_log_density(outputs[None] - self.means, covariance, is_observed[None])
-        return logsumexp(terms, axis=0) - np.log(len(self.means))
+        inner = logsumexp(terms, axis=0) - np.log(len(self.means))
+        if self.tails is None:
+            return inner
+        outer = self.tails.log_density(outputs, is_observed)
+        return np.logaddexp(inner + np.log(1 - TAIL_WEIGHT), outer + np.log(TAIL_WEIGHT))
 
 
 def stratified_samples(
@@ -183,7 +189,8 @@ class Forecast:
 
         When the noise is much narrower than the spread of the trajectories, a finite mixture is a row of spikes and
         its log score is far too low on average. `is_smoothed` then stands for the limit of many trajectories: see
-        `smoothed_components`. It changes neither the mean nor the covariance of the forecast.
+        `smoothed_components`; and beyond the outermost of them the density has the tails of the Gaussian with its
+        moments. It changes neither the mean nor the covariance of the forecast.
         """
         mean = means.mean(0)
         spread = means - mean
@@ -191,9 +198,12 @@ class Forecast:
         total = np.einsum("sti,stj->tij", spread, spread) / len(means) + within.mean(0)
         noise = np.random.default_rng(seed).standard_normal(means.shape)
         samples = means + (np.linalg.cholesky(covariance) @ noise[..., None])[..., 0]
-        parts = smoothed_components(means, covariance) if is_smoothed else (means, covariance)
+        if is_smoothed:
+            density = GaussianMixtureDensity(*smoothed_components(means, covariance), GaussianDensity(mean, total))
+        else:
+            density = GaussianMixtureDensity(means, covariance)
         names = _names(output_names, means.shape[-1])
-        return cls(mean, samples, GaussianMixtureDensity(*parts), names, int(first_step), sampling_time, total)
+        return cls(mean, samples, density, names, int(first_step), sampling_time, total)
 
     @property
     def num_steps(self) -> int:

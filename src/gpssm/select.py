@@ -1,7 +1,8 @@
-"""Which model: candidates fitted side by side to the first part of the training data, and scored on the rest of it.
+"""Which model: candidates fitted side by side to most of the training data, and scored on the rest of it.
 
-The score is the rolling-origin log score (or another) on the end of the training data, or the bound. The best candidate is fitted
-again to all of it; so are, for an ensemble, those next to it, weighted by stacking. The test data are never asked for.
+The score is the rolling-origin log score (or another) on blocks of the training data that are held out (`validation.py`), or the
+bound. The best candidate is fitted again to all of it; so are, for an ensemble, those next to it, weighted by stacking. The test
+data are never asked for.
 """
 
 import dataclasses
@@ -21,9 +22,9 @@ from gpssm._types import PRNGKey
 from gpssm.atomic import present_folder
 from gpssm.data import Dataset, Scaling
 from gpssm.ensemble import Ensemble, stacking_weights
-from gpssm.evaluate import Evaluation, rolling_origin
+from gpssm.evaluate import Evaluation
 from gpssm.filter import FittedForecaster
-from gpssm.fit import INITIALISATION, FitSettings, fit, free_run, with_process_factor
+from gpssm.fit import INITIALISATION, FitSettings, fit, free_run
 from gpssm.initialise import StartSettings, initialise
 from gpssm.model import GPSSM
 from gpssm.posteriors import AbstractPosterior
@@ -32,11 +33,11 @@ from gpssm.result import FitResult, History, Status
 from gpssm.save import load, save
 from gpssm.starts import Problem, fit_many, starts_around
 from gpssm.subspace import identify
+from gpssm.validation import Block, Validation, blocks, validated, with_factor
 
 Say = Callable[[str], None]
 Build = Callable[..., tuple[GPSSM, AbstractPosterior]]  # (data, start, *, key)
 SCORES = ("nlpd", "rmse", "crps")
-EVALUATION = 2**31 - 2  # folded into the key
 LEFT_BEHIND = 1.0
 
 
@@ -45,9 +46,10 @@ class SelectSettings:
     """How candidates are compared."""
 
     by: Literal["nlpd", "rmse", "crps", "bound"] = "nlpd"
-    validation_fraction: float = 0.25  # of every training sequence, at its end
+    validation_fraction: float = 0.25  # of every training sequence that a block holds out
+    num_blocks: int = 2  # held out one after the other, from the end backwards
     horizon: int = 30  # cut to what the validation part has room for
-    stride: int | None = None  # rows between origins; by itself, about 40 windows
+    stride: int | None = None  # rows between origins; by itself, about 40 windows a block
     num_starts: int = 1  # of each candidate; those after the first are perturbed
     spread: float = 0.5  # of the perturbation, in log units
     ensemble_size: int = 1  # how many of the best are fitted again, and mixed
@@ -59,7 +61,7 @@ class SelectSettings:
             raise ValueError(f"`by` must be one of {', '.join(SCORES)} or bound, but got {self.by!r}.")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"`validation_fraction` must lie between 0 and 1, but got {self.validation_fraction}.")
-        for name in ("horizon", "num_starts", "ensemble_size", "num_samples"):
+        for name in ("horizon", "num_blocks", "num_starts", "ensemble_size", "num_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, but got {getattr(self, name)}.")
         if (
@@ -79,7 +81,7 @@ class Ranking:
     table: pd.DataFrame  # one row a fit, the best first: candidate, start, scores, bound, weight in the ensemble, status, seconds
     candidates: dict[str, StartSettings]
     evaluation: Evaluation | None  # every fit on the validation rows, named as in the table; None by the bound
-    fits: tuple[FitResult, ...]  # in the order of the table, made of the training part of the data that were given
+    fits: tuple[FitResult, ...]  # in the order of the table, made of everything but the last block
     weights: Float[np.ndarray, " member"]  # of the first `ensemble_size` of them
 
     @property
@@ -188,7 +190,7 @@ def select(
         say(f"fitting the best {'one' if count == 1 else count} again, to all {data.num_rows} rows")
         labels = list(zip(ranking.table["candidate"], ranking.table["start"], strict=True))[:count]
         refits = _fit_all(data, ranking.candidates, labels, settings, fit_settings, key, place and place / "refits", say)
-        refits = [_with_factor(result, factor) for result, factor in zip(refits, ranking.table["process_factor"], strict=False)]
+        refits = [with_factor(result, factor) for result, factor in zip(refits, ranking.table["process_factor"], strict=False)]
     members = tuple(FittedForecaster(result, num_samples=settings.num_samples) for result in refits)
     ensemble, seconds = Ensemble(members, ranking.weights), time.perf_counter() - began
     return Selection(ranking.table, ranking.candidates, ranking.best, refits[0], ensemble, seconds)
@@ -215,14 +217,17 @@ def rank(
     if place is not None:
         _check_question(place, _question(data, named, settings, fit_settings, key))
     is_by_bound = settings.by == "bound"
-    part = data if is_by_bound else data.split(1 - settings.validation_fraction)[0]
+    held_out = [] if is_by_bound else blocks(data, settings.validation_fraction, settings.num_blocks)
     labels = [(name, number) for name in named for number in range(settings.num_starts)]
-    say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
-    results = _fit_all(part, named, labels, settings, fit_settings, key, place and place / "fits", say, build)
-    evaluation, factors = None, [1.0] * len(labels)
+    fits = []
+    for number, part in enumerate([block.rest for block in held_out] or [data]):
+        say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
+        kept = place and place / ("fits" if number == 0 else f"fits-{number}")
+        fits.append(_fit_all(part, named, labels, settings, fit_settings, key, kept, say, build))
+    results, evaluation, factors = fits[0], None, [1.0] * len(labels)
     if not is_by_bound:
-        evaluation, factors = _scored(data, part, results, labels, settings, key, place, say)
-        results = [_with_factor(result, factor) for result, factor in zip(results, factors, strict=True)]
+        evaluation, factors = _scored(data, held_out, fits, labels, settings, key, place, say)
+        results = [with_factor(result, factor) for result, factor in zip(results, factors, strict=True)]
     table = _table(labels, results, factors, evaluation, settings)
     order = [int(i) for i in table.index]
     best = order[: settings.ensemble_size]
@@ -334,71 +339,30 @@ def _uninterrupted(results: list[FitResult]) -> list[FitResult]:
 
 def _scored(
     data: Dataset,
-    part: Dataset,
-    results: Sequence[FitResult],
+    held_out: Sequence[Block],
+    fits: Sequence[Sequence[FitResult]],
     labels: Sequence[tuple[str, int]],
     settings: SelectSettings,
     key: PRNGKey,
     place: Path | None,
     say: Say,
 ) -> tuple[Evaluation, list[float]]:
-    """Every fit on what follows `part`, in the order of `labels`, and the factors of the process noise that serve it best."""
-    starts = list(part.lengths)
-    room = min(n - s for n, s in zip(data.lengths, starts, strict=True))
-    horizon = min(settings.horizon, room)
-    num_origins = sum(n - s - horizon + 1 for n, s in zip(data.lengths, starts, strict=True))
-    stride = settings.stride or max(1, num_origins // 40)
-    done: list[Evaluation] = []
-    factors = []
-
-    def evaluated(i: int, name: str, factor: float) -> Evaluation:
-        return rolling_origin(
-            {name: FittedForecaster(_with_factor(results[i], factor), num_samples=settings.num_samples)},
-            data,
-            horizon=horizon,
-            stride=stride,
-            start=starts,
-            scaling=Scaling.of(data),
-            key=jr.fold_in(key, EVALUATION),
-        )
-
+    """Every label's fits on the blocks that they were not made of, and the factors of the process noise that serve best."""
+    asked = Validation(settings.horizon, settings.stride, settings.num_samples, settings.process_factors)
+    done, factors = [], []
     for i, label in enumerate(labels):
-        name = _told(label, settings)
-        folder = None if place is None else place / f"score-{i}"
-        if folder is not None and present_folder(folder).is_dir():
-            evaluation, factor = load(folder)
-        else:
-            factor, evaluation = _best_factor(settings, name, lambda factor, i=i, name=name: evaluated(i, name, factor))
-            if folder is not None:
-                save(folder, (evaluation, factor))
+        name, folder = _told(label, settings), place and place / f"score-{i}"
+        own = [results[i] for results in fits]
+        evaluation, factor = validated(name, own, held_out, asked, Scaling.of(data), key=key, folder=folder)
         done.append(evaluation)
         factors.append(factor)
         score = evaluation.score(name)
-        noise = "" if factor == 1 else f", with {factor:g} times the process noise"
-        say(f"{name}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {evaluation.num_windows} windows of {horizon} rows{noise}")
+        noise = "" if factor == 1 else f", with {factor:.2g} times the process noise"
+        windows = f"{evaluation.num_windows} windows of {evaluation.horizon} rows"
+        say(f"{name}: nlpd {score.nlpd:.3f}, rmse {score.rmse:.3f} in {windows}{noise}")
     errors = {name: errors for one in done for name, errors in one.errors.items()}
     seconds = {name: taken for one in done for name, taken in one.seconds.items()}
     return dataclasses.replace(done[0], errors=errors, seconds=seconds), factors
-
-
-def _best_factor(settings: SelectSettings, name: str, evaluate: Callable[[float], Evaluation]) -> tuple[float, Evaluation]:
-    """The factor of the process noise with the highest log score: upwards until it falls.
-
-    The bound sees the next row, a forecast many; where they disagree on the noise, rows that were not fitted to decide.
-    """
-    best = None
-    for factor in settings.process_factors:
-        evaluation = evaluate(factor)
-        nlpd = evaluation.score(name).nlpd
-        if best is not None and not nlpd < best[2]:
-            break
-        best = (factor, evaluation, nlpd)
-    assert best is not None
-    return best[:2]
-
-
-def _with_factor(result: FitResult, factor: float) -> FitResult:
-    return dataclasses.replace(result, model=with_process_factor(result.model, factor))
 
 
 def _told(label: tuple[str, int], settings: SelectSettings) -> str:

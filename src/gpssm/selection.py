@@ -74,7 +74,12 @@ def select_settings(config: Config) -> SelectSettings:
     """The settings of a selection for the forecasts that [forecast] tells of."""
     asked, forecast = config.select, config.forecast
     return SelectSettings(
-        asked.by, asked.validation_fraction, forecast.horizon, forecast.stride, num_samples=forecast.num_samples
+        asked.by,
+        asked.validation_fraction,
+        asked.num_blocks,
+        horizon=forecast.horizon,
+        stride=forecast.stride,
+        num_samples=forecast.num_samples,
     )
 
 
