@@ -5,7 +5,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm
 
-from gpssm.forecasts import Density, Forecast, GaussianDensity, GaussianMixtureDensity, smoothed_components
+from gpssm.forecasts import TAIL_WEIGHT, Density, Forecast, GaussianDensity, GaussianMixtureDensity, smoothed_components
 
 
 def covariances(rng, *shape):
@@ -59,6 +59,17 @@ def test_smoothing_a_mixture_keeps_its_mean_and_covariance_and_approaches_the_li
     ]
     assert abs(scores[1] - truth.logpdf(outcomes).mean()) < 0.05
     assert scores[0] < scores[1] - 0.5
+
+
+def test_beyond_its_trajectories_a_smoothed_mixture_has_the_tails_of_the_gaussian_with_its_moments(rng):
+    means = rng.normal(size=(50, 1, 1))
+    forecast = Forecast.mixture(means, np.array([[1e-4]]), is_smoothed=True, seed=0)
+    outputs = np.array([[20.0]])
+    gaussian = forecast.gaussian_log_density(outputs)
+    np.testing.assert_allclose(forecast.log_density(outputs), gaussian + np.log(TAIL_WEIGHT), rtol=1e-6)
+    grid = np.linspace(-30, 30, 60_001)
+    density = np.array([np.exp(forecast.log_density(np.full((1, 1), y)))[0] for y in grid[::20]])
+    assert np.trapezoid(density, grid[::20]) == pytest.approx(1, abs=1e-3)
 
 
 def test_gaussian_samples_have_exact_marginal_quantiles_for_any_seed(rng):

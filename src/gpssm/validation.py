@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax.random as jr
 import numpy as np
@@ -18,6 +18,7 @@ from gpssm.fit import with_process_factor
 from gpssm.result import FitResult
 from gpssm.save import load, save
 
+T = TypeVar("T")
 EVALUATION = 2**31 - 2  # folded into the key
 WINDOWS = 40  # of a block, about, where no stride is asked for
 TYPICAL_FACTOR = 1.5  # of the learnt process noise: what forecasts of simulated systems needed on average
@@ -123,9 +124,7 @@ def _forecasts(
     )
 
 
-def _settled(
-    evaluated: Callable[[float], Evaluation], nlpd: Callable[[Evaluation], float], factors: Sequence[float]
-) -> tuple[Evaluation, float]:
+def _settled(evaluated: Callable[[float], T], nlpd: Callable[[T], float], factors: Sequence[float]) -> tuple[T, float]:
     """The factor of the process noise half-way between the one with the highest log score and the typical one, in log units.
 
     The bound sees the next row, a forecast many; where they disagree on the noise, rows that were not fitted to decide. But
