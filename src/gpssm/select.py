@@ -310,7 +310,10 @@ def _fit_all(
     say: Say,
     build: Build = built_in,
 ) -> list[FitResult]:
-    def problem(start: StartSettings) -> Problem:
+    def problem(name: str) -> Problem:
+        start = named[name]
+        bridging = f" and a free run over stretches of {start.free_run} rows" if start.free_run else ""
+        say(f"{name}: a start from subspace identification{bridging}")
         return Problem(data, *build(data, start, key=key), key=key, scaling=Scaling.of(data))
 
     def num_states(name: str) -> int:
@@ -318,7 +321,7 @@ def _fit_all(
 
     # the most states first: where there are too many for the data, that is told before any work is done for the others
     names = sorted(dict.fromkeys(name for name, _ in labels), key=num_states, reverse=True)
-    around = {name: starts_around(problem(named[name]), settings.num_starts, settings.spread) for name in names}
+    around = {name: starts_around(problem(name), settings.num_starts, settings.spread) for name in names}
 
     def tell(members: list[int], histories: list[History]) -> None:
         bounds = ", ".join(f"{history.bound[-1]:.1f}" for history in histories[:6])

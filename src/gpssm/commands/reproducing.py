@@ -16,6 +16,7 @@ from gpssm.reproduce.results import TABLE, Report
 from gpssm.tables import nearest
 
 PRECISIONS = ("float64", "float32")
+KERNELS = ("se", "matern12", "matern32", "matern52", "rq")
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="For fits, results.json, table.md and figures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: about two minutes on two cores; not the numbers to quote.")]
 Methods = Annotated[str | None, typer.Option("--methods", metavar="A,B", help="Only these methods; 'none' for none of them.")]
@@ -30,6 +31,7 @@ def kink(
     quick: Quick = False,
     long: Annotated[bool, typer.Option("--long", help="30 sequences of 20 steps at three levels of noise, instead.")] = False,
     methods: Methods = None,
+    kernels: Annotated[str | None, typer.Option("--kernels", metavar="A,B", help="With --long: only these kernels.")] = None,
     draws: Draws = None,
     steps: Steps = None,
     precision: Precision = PRECISIONS[0],
@@ -40,6 +42,10 @@ def kink(
     kind: Any = reproduce.KinkLongSettings if long else reproduce.KinkSettings
     carry_out: Any = reproduce.reproduce_kink_long if long else reproduce.reproduce_kink
     settings = _chosen(kind, quick, methods, seed, num_draws=draws, num_steps=steps)
+    if kernels is not None:
+        if not long:
+            raise ValueError("--kernels is for --long: expected `gpssm reproduce kink --long --kernels se,matern52`.")
+        settings = replace(settings, kernels=_known(kernels, KERNELS, "--kernels"))
     _run("kink-long" if long else "kink", carry_out, settings, out, precision, json)
 
 

@@ -17,8 +17,7 @@ from gpssm.data import Dataset, Scaling
 from gpssm.emissions import LinearGaussian
 from gpssm.fit import FitSettings
 from gpssm.gp import SparseGP
-from gpssm.initialise import FAMILIES, inducing_given_states
-from gpssm.kernels import SquaredExponential
+from gpssm.initialise import FAMILIES, inducing_given_states, make_kernel
 from gpssm.means import ZeroMean
 from gpssm.model import GPSSM
 from gpssm.params import fix
@@ -94,10 +93,10 @@ def draw_kink(settings: KinkSettings, seed: int) -> Simulation:
     )
 
 
-def kink_model(observation_variance: float, num_inducing: int, process_scale: float) -> GPSSM:
-    """One state seen directly with known noise, and a smooth GP over the range of the data."""
+def kink_model(observation_variance: float, num_inducing: int, process_scale: float, kernel: str = "se") -> GPSSM:
+    """One state seen directly with known noise, and a GP over the range of the data."""
     inputs = np.linspace(RANGE[0] - 0.5, RANGE[1] + 0.5, num_inducing)[:, None]
-    transition = SparseGP(SquaredExponential(np.array([1.0]), 2.0), ZeroMean(1), inputs, num_states=1)
+    transition = SparseGP(make_kernel(kernel, np.array([1.0]), 2.0), ZeroMean(1), inputs, num_states=1)
     emission = LinearGaussian(np.eye(1), np.zeros(1), np.array([np.sqrt(observation_variance)]))
     return fix(GPSSM(transition, emission, process_scale=np.array([process_scale])), lambda m: m.emission)
 
