@@ -163,26 +163,31 @@ def _covariances(model: LinearStateSpace, is_observed):
     gain, precision, log_det = np.zeros((num_steps, n, p)), np.zeros((num_steps, p, p)), np.empty(num_steps)
     is_new = np.append(True, (is_observed[1:] != is_observed[:-1]).any(1))
     changes = np.append(np.flatnonzero(is_new), num_steps)
-    covariance, eye, t = model.initial_covariance, np.eye(n), 0
-    while t < num_steps:
-        predicted[t] = covariance
-        if not is_new[t] and np.abs(covariance - predicted[t - 1]).max() <= 1e-12 * np.abs(covariance).max():
-            end = changes[np.searchsorted(changes, t, side="right")]
-            for array in (predicted, filtered, gain, precision, log_det):
-                array[t:end] = array[t - 1]
-            t = end
-            covariance = model.transition @ filtered[t - 1] @ model.transition.T + model.process_covariance
-            continue
-        seen = np.flatnonzero(is_observed[t])
-        emission, noise = model.emission[seen], model.observation_covariance[np.ix_(seen, seen)]
-        inverse = np.linalg.inv(emission @ covariance @ emission.T + noise)
-        gain[t][:, seen] = g = covariance @ emission.T @ inverse
-        precision[t][np.ix_(seen, seen)] = inverse
-        log_det[t] = -np.linalg.slogdet(inverse)[1]
-        rest = eye - g @ emission
-        filtered[t] = symmetric(rest @ covariance @ rest.T + g @ noise @ g.T)
-        covariance = symmetric(model.transition @ filtered[t] @ model.transition.T + model.process_covariance)
-        t += 1
+    covariance, eye = model.initial_covariance, np.eye(n)
+    for start, end in zip(changes[:-1], changes[1:], strict=True):  # within, the same outputs are observed
+        seen = np.flatnonzero(is_observed[start])
+        square = np.ix_(seen, seen)
+        emission, noise = model.emission[seen], model.observation_covariance[square]
+        for t in range(start, end):
+            predicted[t] = covariance
+            if t > start and np.abs(covariance - predicted[t - 1]).max() <= 1e-12 * np.abs(covariance).max():
+                for array in (predicted, filtered, gain, precision, log_det):
+                    array[t:end] = array[t - 1]
+                covariance = model.transition @ filtered[t - 1] @ model.transition.T + model.process_covariance
+                break
+            across = covariance @ emission.T
+            total = emission @ across + noise
+            if len(seen) == 1:
+                inverse, log_det[t] = 1 / total, np.log(total[0, 0])
+            else:
+                inverse = np.linalg.inv(total)
+                log_det[t] = -np.linalg.slogdet(inverse)[1]
+            g = across @ inverse
+            gain[t][:, seen], precision[t][square] = g, inverse
+            rest = eye - g @ emission
+            filtered[t] = rest @ covariance @ rest.T + g @ noise @ g.T
+            covariance = symmetric(model.transition @ filtered[t] @ model.transition.T + model.process_covariance)
+    filtered = symmetric(filtered)
     return predicted, filtered, gain, precision, log_det
 
 
