@@ -33,7 +33,12 @@ TOLERANCE = 1e-4  # largest error of a state, in units of the standardised data
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    jax.config.update("jax_default_matmul_precision", "highest")
+    with jax.default_matmul_precision("highest"):
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Time an iteration, and iterate from either start until the states are those of the chain."""
     case = Case("f-dependent-pathwise", steps=options.steps, samples=options.samples, inducing=options.inducing)
     laws, first, inputs, exact = _trajectories(case, scale=1.0)
     *_, before = _trajectories(case, scale=1.0 + options.change)

@@ -4,6 +4,7 @@ import json
 
 import jax
 import pytest
+from benchmarks import parallel_in_time
 from benchmarks.datasets import FAMILIES, Case
 from benchmarks.floors import Arithmetic
 from benchmarks.run import main
@@ -47,3 +48,11 @@ def test_step_writes_a_row_a_chain_with_times_floor_and_ratio(tmp_path, capsys):
         assert len(row["all_seconds"]) == len(row["all_floor_seconds"]) == 2
         assert row["device"] == jax.devices()[0].device_kind
     assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_newtons_method_over_all_steps_ends_in_the_states_of_the_chain(capsys):
+    parallel_in_time.main(["--steps", "12", "--samples", "2", "--inducing", "6"])
+    blind, warm = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    for row in (blind, warm):
+        assert row["errors"][-1] < parallel_in_time.TOLERANCE
+    assert warm["iterations"] <= blind["iterations"] <= 12
