@@ -7,6 +7,7 @@ only; a NaN output is missing. Means and smoothed covariances are affine recursi
 sequences at once; only the filter's covariance is a loop over time, and it stops as soon as it has converged.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -164,7 +165,7 @@ def _covariances(model: LinearStateSpace, is_observed):
     is_new = np.append(True, (is_observed[1:] != is_observed[:-1]).any(1))
     changes = np.append(np.flatnonzero(is_new), num_steps)
     covariance, eye = model.initial_covariance, np.eye(n)
-    for start, end in zip(changes[:-1], changes[1:], strict=True):  # within, the same outputs are observed
+    for start, end in itertools.pairwise(changes):  # within, the same outputs are observed
         seen = np.flatnonzero(is_observed[start])
         square = np.ix_(seen, seen)
         emission, noise = model.emission[seen], model.observation_covariance[square]
