@@ -57,7 +57,7 @@ def fit(
         bool | None,
         typer.Option(
             "--tune/--no-tune",
-            help="Compare candidates on the end of the training part first; by itself, where nothing is said of the model.",
+            help="Compare candidates on two blocks of the training part first; by itself, where nothing is said of the model.",
         ),
     ] = None,
     resume: Annotated[

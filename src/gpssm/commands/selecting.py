@@ -40,7 +40,7 @@ def select(
 ) -> None:
     """Choose a model on the training part alone, then fit the winner and score it on the rest.
 
-    The end of the training part validates. Options are lists of what to try, in every combination; without any, four
+    Two blocks of the training part validate. Options are lists of what to try, in every combination; without any, four
     candidates are tried, from f that starts at the linear model to f that first learns long stretches alone.
     """
     console.check_writable(json, read=(data, config))
@@ -76,7 +76,11 @@ def select(
         show(console.candidate_table(ranking))
         show(
             "By the "
-            + ("bound, higher is better." if ranking.evaluation is None else "end of the training part, standard units.")
+            + (
+                "bound, higher is better."
+                if ranking.evaluation is None
+                else "held-out blocks of the training part, standard units."
+            )
         )
         present(run)
         console.write_json(json, {**run.metrics, "selection": selections.to_dict(ranking)})
