@@ -174,22 +174,24 @@ def test_two_processes_into_one_folder_are_an_error(folder, whole):
     assert numbers(folder / "shared") == numbers(whole[0])
 
 
-def test_a_selection_that_was_killed_goes_on_to_the_same_winner(folder, whole):
-    finish(folder, f"{SELECT} --out chosen")
-    began = time.perf_counter()
-    process = start(folder, f"{SELECT} --out cut")
-    while not (folder / "cut" / "selection" / "ranking").is_dir():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert time.perf_counter() - began > 1
-    assert "unfinished selection" in finish(folder, "report cut", 2)
-    finish(folder, "select --resume --out cut")
-    chosen, cut = numbers(folder / "chosen"), numbers(folder / "cut")
-    assert cut["metrics.json"] == chosen["metrics.json"]
-    assert {name: bits for name, bits in cut.items() if name.startswith("model")} == {
-        name: bits for name, bits in chosen.items() if name.startswith("model")
+@pytest.mark.parametrize(("line", "verb"), [(SELECT, "select"), (f"{FIT} --tune", "fit")], ids=["select", "fit that is tuned"])
+def test_a_selection_that_was_killed_twice_goes_on_to_the_same_winner(folder, whole, line, verb):
+    """While its candidates are fitted, and when the first of them has been scored."""
+    chosen, cut = folder / f"chosen-{verb}", folder / f"cut-{verb}"
+    finish(folder, f"{line} --out {chosen.name}")
+    for mark, resumed in (("ranking", line), ("ranking/score-0", f"{verb} --resume")):
+        process = start(folder, f"{resumed} --out {cut.name}")
+        while not (cut / "selection" / mark).is_dir():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        assert "unfinished selection" in finish(folder, f"report {cut.name}", 2)
+    finish(folder, f"{verb} --resume --out {cut.name}")
+    expected, got = numbers(chosen), numbers(cut)
+    assert got["metrics.json"] == expected["metrics.json"]
+    assert {name: bits for name, bits in got.items() if name.startswith("model")} == {
+        name: bits for name, bits in expected.items() if name.startswith("model")
     }
 
 

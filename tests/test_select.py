@@ -13,7 +13,7 @@ from gpssm import subspace
 from gpssm.fit import FitSettings
 from gpssm.initialise import StartSettings
 from gpssm.result import History
-from gpssm.select import SelectSettings, _is_left_behind, converged_bound, rank, saturation, select, start_grid
+from gpssm.select import SelectSettings, _is_left_behind, built_in, converged_bound, rank, saturation, select, start_grid
 
 FIT = FitSettings(num_steps=6, num_samples=2, block_steps=3)
 SETTINGS = SelectSettings(horizon=3, stride=3, ensemble_size=2, num_samples=20)
@@ -112,6 +112,27 @@ def test_a_ranking_holds_every_candidates_scores_on_the_validation_rows(selectio
     assert set(ranking.evaluation.errors) == set(CANDIDATES)
     assert min(ranking.evaluation.origin) == 24
     assert ranking.evaluation.score(ranking.best).nlpd == ranking.table.loc[0, "nlpd"]
+
+
+def test_a_block_that_leaves_too_little_is_not_held_out(data):
+    def build(part, start, *, key):
+        if part.num_sequences > 1:
+            raise ValueError("need more data")
+        return built_in(part, start, key=key)
+
+    said = []
+    ranking = rank(data, CANDIDATES, key=KEY, settings=SETTINGS, fit_settings=FIT, say=said.append, build=build)
+    assert min(ranking.evaluation.origin) == 36
+    assert "This block is not held out, for what it leaves is too little: need more data" in said
+    with pytest.raises(ValueError, match="need more data"):
+        rank(
+            dataclasses.replace(data, outputs=data.outputs * 2, controls=data.controls * 2, sequence_names=("a", "b")),
+            CANDIDATES,
+            key=KEY,
+            settings=SETTINGS,
+            fit_settings=FIT,
+            build=build,
+        )
 
 
 def test_by_the_bound_nothing_is_held_out(data):

@@ -219,11 +219,17 @@ def rank(
     is_by_bound = settings.by == "bound"
     held_out = [] if is_by_bound else blocks(data, settings.validation_fraction, settings.num_blocks)
     labels = [(name, number) for name in named for number in range(settings.num_starts)]
-    fits = []
-    for number, part in enumerate([block.rest for block in held_out] or [data]):
+    fits: list[list[FitResult]] = []
+    for number, part in reversed(list(enumerate([block.rest for block in held_out] or [data]))):  # the least data first
         say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
         kept = place and place / ("fits" if number == 0 else f"fits-{number}")
-        fits.append(_fit_all(part, named, labels, settings, fit_settings, key, kept, say, build))
+        try:
+            fits.insert(0, _fit_all(part, named, labels, settings, fit_settings, key, kept, say, build))
+        except ValueError as error:  # of the building, before any fit
+            if number == 0:
+                raise
+            say(f"This block is not held out, for what it leaves is too little: {error}")
+            del held_out[number]
     results, evaluation, factors = fits[0], None, [1.0] * len(labels)
     if not is_by_bound:
         evaluation, factors = _scored(data, held_out, fits, labels, settings, key, place, say)
