@@ -58,12 +58,13 @@ class Tiling(NamedTuple):
     num_warps: int
     is_resident: bool  # the whitener stays in registers, and is not read again at every step
     width: int = 64  # outputs of a tile
-    height: int = 4  # inputs of a tile, times its folds
+    height: int = 4  # inputs of a tile, times its folds; at least
 
 
 TILINGS = (Tiling(4, True), Tiling(8, True), Tiling(4, False))  # the first that a problem fits into
 HELD_BYTES = 22_528  # a warp's, 176 registers of each thread: as many as a step does not need for itself
 WARP_BYTES = 512  # that a warp reads at a time
+MOST_TILES = 16  # in a row of them: each is written out in the program, which takes time to compile
 
 
 def walk_on_chip(entrywise: Any, sizes: Sizes, arrays: Arrays) -> tuple[Float[Array, "step state"], Float[Array, " step"]]:
@@ -137,7 +138,7 @@ class Layout(NamedTuple):
         width = min(self.tiling.width, num_outputs)
         reach = WARP_BYTES * max(1, self.tiling.num_warps // self.groups)
         folds = min(max(1, reach // (width * self.sizes.dtype.itemsize)), self.inducing)
-        height = min(self.tiling.height, self.inducing // folds)
+        height = min(max(self.tiling.height, self.inducing // (MOST_TILES * folds)), self.inducing // folds)
         ends = [(row + 1) * width if is_triangular else self.inducing for row in range(num_outputs // width)]
         return Tiles(width, height, folds, tuple(-(-min(end, self.sizes.inducing) // (folds * height)) for end in ends))
 
