@@ -179,7 +179,7 @@ def _covariances(model: LinearStateSpace, is_observed):
             across = covariance @ emission.T
             total = emission @ across + noise
             if len(seen) == 1:
-                inverse, log_det[t] = 1 / total, np.log(total[0, 0])
+                inverse, log_det[t] = 1 / total, np.log(total[0, 0]) if total[0, 0] > 0 else np.nan  # rounding may get there
             else:
                 inverse = np.linalg.inv(total)
                 log_det[t] = -np.linalg.slogdet(inverse)[1]

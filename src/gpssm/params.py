@@ -72,6 +72,9 @@ class Frozen(AbstractParameter):
 
     array: Array
 
+    def __init__(self, array: Values):
+        self.array = array if isinstance(array, Array) else as_floating(array)
+
     def value(self) -> Array:
         return self.array
 
