@@ -189,7 +189,8 @@ def select(
         count = len(ranking.weights)
         say(f"fitting the best {'one' if count == 1 else count} again, to all {data.num_rows} rows")
         labels = list(zip(ranking.table["candidate"], ranking.table["start"], strict=True))[:count]
-        refits = _fit_all(data, ranking.candidates, labels, settings, fit_settings, key, place and place / "refits", say)
+        again = _problems(data, ranking.candidates, labels, settings, key, say)
+        refits = _fit_all(again, labels, fit_settings, place and place / "refits", say)
         refits = [with_factor(result, factor) for result, factor in zip(refits, ranking.table["process_factor"], strict=False)]
     members = tuple(FittedForecaster(result, num_samples=settings.num_samples) for result in refits)
     ensemble, seconds = Ensemble(members, ranking.weights), time.perf_counter() - began
@@ -219,17 +220,19 @@ def rank(
     is_by_bound = settings.by == "bound"
     held_out = [] if is_by_bound else blocks(data, settings.validation_fraction, settings.num_blocks)
     labels = [(name, number) for name in named for number in range(settings.num_starts)]
-    fits: list[list[FitResult]] = []
-    for number, part in reversed(list(enumerate([block.rest for block in held_out] or [data]))):  # the least data first
+    problems: list[list[Problem]] = []
+    for part in [block.rest for block in held_out] or [data]:
         say(f"fitting {len(labels)} model{'s' * (len(labels) > 1)} to {part.num_rows} of {data.num_rows} rows")
-        kept = place and place / ("fits" if number == 0 else f"fits-{number}")
         try:
-            fits.insert(0, _fit_all(part, named, labels, settings, fit_settings, key, kept, say, build))
-        except ValueError as error:  # of the building, before any fit
-            if number == 0:
+            problems.append(_problems(part, named, labels, settings, key, say, build))
+        except ValueError as error:
+            if not problems:
                 raise
             say(f"This block is not held out, for what it leaves is too little: {error}")
-            del held_out[number]
+            held_out = held_out[: len(problems)]
+            break
+    kept = [place and place / ("fits" if number == 0 else f"fits-{number}") for number in range(len(problems))]
+    fits = [_fit_all(own, labels, fit_settings, folder, say) for own, folder in zip(problems, kept, strict=True)]
     results, evaluation, factors = fits[0], None, [1.0] * len(labels)
     if not is_by_bound:
         evaluation, factors = _scored(data, held_out, fits, labels, settings, key, place, say)
@@ -305,30 +308,38 @@ def _named(candidates: Mapping[str, StartSettings] | Sequence[StartSettings]) ->
     return named
 
 
-def _fit_all(
+def _problems(
     data: Dataset,
     named: Mapping[str, StartSettings],
     labels: Sequence[tuple[str, int]],
     settings: SelectSettings,
-    fit_settings: FitSettings,
     key: PRNGKey,
-    place: Path | None,
     say: Say,
     build: Build = built_in,
-) -> list[FitResult]:
+) -> list[Problem]:
+    """Where the fit of every label starts.
+
+    The most states come first: where there are too many for the data, that is told before any work is done for the others.
+    """
+
     def problem(name: str) -> Problem:
         start = named[name]
+        made = Problem(data, *build(data, start, key=key), key=key, scaling=Scaling.of(data))
         bridging = f" and a free run over stretches of {start.free_run} rows" if start.free_run else ""
-        say(f"{name}: a start from subspace identification{bridging}")
-        return Problem(data, *build(data, start, key=key), key=key, scaling=Scaling.of(data))
+        say(f"{name}: starts from subspace identification{bridging}")
+        return made
 
     def num_states(name: str) -> int:
         return 0 if named[name].state_dim == "auto" else int(named[name].state_dim)
 
-    # the most states first: where there are too many for the data, that is told before any work is done for the others
     names = sorted(dict.fromkeys(name for name, _ in labels), key=num_states, reverse=True)
     around = {name: starts_around(problem(name), settings.num_starts, settings.spread) for name in names}
+    return [around[name][number] for name, number in labels]
 
+
+def _fit_all(
+    problems: Sequence[Problem], labels: Sequence[tuple[str, int]], fit_settings: FitSettings, place: Path | None, say: Say
+) -> list[FitResult]:
     def tell(members: list[int], histories: list[History]) -> None:
         bounds = ", ".join(f"{history.bound[-1]:.1f}" for history in histories[:6])
         more = ", …" if len(histories) > 6 else ""
@@ -336,7 +347,6 @@ def _fit_all(
         told = first if len(members) == 1 else f"{first} and {len(members) - 1} more"
         say(f"{told}: step {int(histories[0].steps[-1])} of {fit_settings.num_steps}, bound {bounds}{more}")
 
-    problems = [around[name][number] for name, number in labels]
     return _uninterrupted(fit_many(problems, fit_settings, checkpoint=place, progress=tell))
 
 
