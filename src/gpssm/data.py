@@ -266,7 +266,7 @@ class Dataset:
                     f"split({fraction}) cuts sequence '{name}' into {cut} and {length - cut} rows; expected "
                     "at least 2 on each side. Choose another fraction, or split_sequences."
                 )
-        return self._cut([slice(0, cut) for cut in cuts]), self._cut([slice(cut, None) for cut in cuts])
+        return self.up_to(cuts), self._cut([slice(cut, None) for cut in cuts])
 
     def split_sequences(self, which: float | Sequence[int | str]) -> tuple["Dataset", "Dataset"]:
         """(train, test): a first fraction of the sequences, or those named or indexed; the others."""

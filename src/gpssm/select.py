@@ -38,7 +38,7 @@ from gpssm.validation import Block, Validation, blocks, validated, with_factor
 Say = Callable[[str], None]
 Build = Callable[..., tuple[GPSSM, AbstractPosterior]]  # (data, start, *, key)
 SCORES = ("nlpd", "rmse", "crps")
-LEFT_BEHIND = 1.0
+LEFT_BEHIND = 1.0  # nats an observation
 
 
 @dataclass(frozen=True)

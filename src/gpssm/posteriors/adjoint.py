@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from gpssm._precision import exact
 from gpssm.data import Window
 from gpssm.draws import AbstractDraw, AbstractForgetfulDraw, Moments
 from gpssm.linalg import matvec
@@ -96,14 +97,14 @@ def _with_gradient(
     def backward(kept: Any, cotangents: tuple[Array, Array]) -> tuple[Any, None]:
         moving, arrays, states = kept
         laws, first, inputs = eqx.combine(moving, arrays, static)
-        with jax.default_matmul_precision("highest"):  # an accelerator's default would round the inputs to ten bits
-            gradients = _gradients(propose, laws, jnp.concatenate([first[None], states]), inputs, *cotangents)
+        gradients = _gradients(propose, laws, jnp.concatenate([first[None], states]), inputs, *cotangents)
         return eqx.filter(gradients, eqx.is_inexact_array), None
 
     walked.defvjp(forward, backward)
     return walked(moving, arrays)
 
 
+@exact
 def _gradients(
     propose: Propose,
     laws: Laws,

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from gpssm._precision import exact
 from gpssm.data import Window
 from gpssm.draws import AbstractDraw, DrawGivenInducing, MarginalDraw, Moments, PathwiseDraw
 from gpssm.gp import InducingBasis
@@ -161,11 +162,11 @@ def _arrays(laws: Laws, first: Float[Array, " state"], inputs: StepInputs) -> Ar
     )
 
 
+@exact
 def _explaining(draw: MarginalDraw, basis: InducingBasis) -> Float[Array, "inducing state inducing"]:
     """(chol_dᵀ L^{-1})ᵀ, with which k(Z, x) gives what q(v) adds to the variance."""
-    with jax.default_matmul_precision("highest"):
-        whitener = jnp.broadcast_to(basis.whitener, draw.inducing.chol.shape)
-        return jnp.einsum("dmn,dmk->ndk", whitener, draw.inducing.chol)
+    whitener = jnp.broadcast_to(basis.whitener, draw.inducing.chol.shape)
+    return jnp.einsum("dmn,dmk->ndk", whitener, draw.inducing.chol)
 
 
 def _waves(draw: PathwiseDraw) -> tuple[Array, Array, Array, Array]:

@@ -1,11 +1,11 @@
 """The kernel of the fused chain, in Pallas: its data, its tiles and its loop over time.
 
 A program holds the state as scalars and everything that has an inducing input or a feature in it as tiles. At each step it makes
-k(Z, x), multiplies it with the tiles of the whitener's lower triangle, which stay in the cache of its multiprocessor, and sums up
-what the step must know of f; the rest is scalar arithmetic, made of the plain chain's own functions (`unrolled.py`).
+k(Z, x), multiplies it with the tiles of the whitener's lower triangle, which stay in registers where they fit, and sums up what
+the step must know of f; the rest is scalar arithmetic, made of the plain chain's own functions (`unrolled.py`).
 
 A product needs its vector in another order of threads than the one that made it. The vector passes through a little memory of the
-program's own (`Board`): left to itself, Triton has every warp compute all of it instead, which takes four times as long.
+program's own (`Boards`): left to itself, Triton has every warp compute all of it instead, which takes four times as long.
 """
 
 import functools
@@ -126,9 +126,14 @@ class Layout(NamedTuple):
     tiling: Tiling
     is_interpreted: bool
 
+    @property
+    def triangle(self) -> Tiles:
+        """How the whitener is cut."""
+        return self.tiles(self.inducing, is_triangular=True)
+
     def fits(self) -> bool:
         """Whether the registers have room for what is to stay in them; the residual of features leaves none."""
-        triangle = self.tiles(self.inducing, is_triangular=True)
+        triangle = self.triangle
         numbers = sum(triangle.counts) * triangle.height * triangle.folds * triangle.width * self.groups
         is_small = numbers * self.sizes.dtype.itemsize <= HELD_BYTES * self.tiling.num_warps
         return not self.tiling.is_resident or (is_small and self.sizes.kind != "pathwise")
@@ -169,7 +174,7 @@ def _padded(arrays: Arrays, layout: Layout) -> Arrays:
 
     return arrays._replace(
         inducing_inputs=pad(arrays.inducing_inputs, layout.sizes.groups, layout.sizes.inputs, inducing),
-        whitener=cut(arrays.whitener, groups, layout.tiles(inducing, is_triangular=True)),
+        whitener=cut(arrays.whitener, groups, layout.triangle),
         values=pad(arrays.values, states, inducing),
         explaining=cut(arrays.explaining, states, layout.tiles(inducing)),
         frequencies=pad(arrays.frequencies, groups, layout.sizes.inputs, features),
@@ -185,11 +190,10 @@ def _walk(entrywise: Any, layout: Layout, arrays: Arrays, out: Any, boards: Boar
     scalars = iter([arrays.scalars[index] for index in range(arrays.scalars.shape[0])])
     parameters = [[_taken(scalars, shape) for shape in shapes] for shapes in entrywise.num_parameters]
     process_scale = _taken(scalars, (sizes.states,))
-    for board in (boards.covariances, boards.projections):
-        board[...] = jnp.zeros(board.shape, sizes.dtype)
-
-    triangle = layout.tiles(layout.inducing, is_triangular=True)
-    held = [arrays.whitener[index] for index in range(sum(triangle.counts))] if layout.tiling.is_resident else arrays.whitener
+    boards.covariances[...] = jnp.zeros(boards.covariances.shape, sizes.dtype)  # of groups that are padding it stays so
+    _wait(layout)
+    num_tiles = sum(layout.triangle.counts)
+    held = [arrays.whitener[index] for index in range(num_tiles)] if layout.tiling.is_resident else arrays.whitener
 
     def read(index: Any) -> tuple:
         given = [arrays.given[index, column] for column in range(arrays.given.shape[1])]
@@ -229,9 +233,8 @@ def _facts(
         [tile] = covariance(*parameters[group], entries(inducing, (sizes.inputs,)), point)
         boards.covariances[group, :] = jnp.broadcast_to(tile[()], (layout.inducing,))
     _wait(layout)
-    triangle = layout.tiles(layout.inducing, is_triangular=True)
-    projected = _multiplied(whitener, boards.covariances, triangle)
-    values = [arrays.values[:, _slice(row, triangle.width)] for row in range(len(projected))]
+    projected = _multiplied(whitener, boards.covariances, layout.triangle)
+    values = [arrays.values[:, _slice(row, layout.triangle.width)] for row in range(len(projected))]
     totals = [
         (sum(tile * value for tile, value in zip(projected, values, strict=True)), sizes.states),
         (sum(tile * tile for tile in projected), sizes.groups),
@@ -241,7 +244,7 @@ def _facts(
         totals.append((sum(tile * tile for tile in explained), sizes.states))
     if sizes.kind == "pathwise":
         for row, tile in enumerate(projected):
-            boards.projections[:, _slice(row, triangle.width)] = tile
+            boards.projections[:, _slice(row, layout.triangle.width)] = tile
         _wait(layout)
         tiles = layout.tiles(layout.features)
         waves = _residual_waves(arrays, boards, tiles, point)
